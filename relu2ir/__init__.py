@@ -1,0 +1,1 @@
+"""relu2ir: declare an elementwise op once, run it fused everywhere."""

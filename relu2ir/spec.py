@@ -1,0 +1,158 @@
+"""Op specs: what one verified entry of a spec file says, and the gradient op that follows from it. Needs no torch.
+
+Reading a file is `specfile.py`; this module is the value that comes out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from types import MappingProxyType
+
+from relu2ir.ir.expr import Call, Expr, Name, format_number, postorder
+from relu2ir.ir.gradient import gradient
+from relu2ir.ir.primitives import PRIMITIVES
+
+GRAD = "grad"
+
+
+class Layout(str, Enum):
+    """How the scalar names of an input lie in its tensor.
+
+    ``plain``: one name, the element itself. ``halves``: two names, ``x.chunk(2, -1)``. ``pairs``: two names,
+    ``x[..., 0::2]`` and ``x[..., 1::2]``.
+    """
+
+    plain = "plain"
+    halves = "halves"
+    pairs = "pairs"
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor argument: ``parts`` are the scalar names that it provides (the name itself when plain)."""
+
+    name: str
+    layout: Layout = Layout.plain
+    parts: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name if self.layout is Layout.plain else f"{self.name}: {self.layout.value}[{', '.join(self.parts)}]"
+
+
+@dataclass(frozen=True)
+class Output:
+    """A result tensor: one expression per part of its layout."""
+
+    name: str
+    layout: Layout
+    exprs: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """One op, verified. Two specs are equal when they mean the same and are called the same."""
+
+    namespace: str
+    name: str
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    doc: str = ""
+    source: str = ""
+    tolerance: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    forward: OpSpec | None = field(default=None, repr=False)
+    file: str = field(default="", compare=False)
+
+    @property
+    def qualname(self) -> str:
+        """``relu2ir::relu_squared``, the name of the public op in torch."""
+        return f"{self.namespace}::{self.name}"
+
+    @property
+    def exprs(self) -> tuple[Expr, ...]:
+        """Every output expression, in the order in which kernels store them."""
+        return tuple(expr for output in self.outputs for expr in output.exprs)
+
+    @property
+    def expr(self) -> Expr:
+        """The expression of a forward op, which has one plain output."""
+        return self.exprs[0]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Every scalar input name, in the order in which kernels load them."""
+        return tuple(part for input in self.inputs for part in input.parts)
+
+    @property
+    def arguments(self) -> str:
+        """The torch schema's argument list: ``Tensor x, *, float limit=7.0``."""
+        tensors = [f"Tensor {input.name}" for input in self.inputs]
+        params = [f"float {name}={value!r}" for name, value in self.params.items()]
+        return ", ".join(tensors + (["*", *params] if params else []))
+
+    @property
+    def returns(self) -> str:
+        return "Tensor" if len(self.outputs) == 1 else f"({', '.join(['Tensor'] * len(self.outputs))})"
+
+    @property
+    def schema(self) -> str:
+        """``relu_squared(Tensor x) -> Tensor``."""
+        return f"{self.name}({self.arguments}) -> {self.returns}"
+
+    @property
+    def formula(self) -> str:
+        """``relu_squared(x) = square(relu(x))``, over scalars."""
+        return f"{self.name}({', '.join([*self.parts, *self.params])}) = {', '.join(map(str, self.exprs))}"
+
+    @cached_property
+    def definition(self) -> str:
+        """The canonical text of what the op computes: inputs, params and expression, nothing else.
+
+        A gradient op is defined by its forward op and the names of its outputs: its own text may be long.
+        """
+        if self.forward is not None:
+            return f"gradient of {self.forward.definition}"
+        inputs = ", ".join(map(str, self.inputs))
+        params = ", ".join(f"{name}={format_number(value)}" for name, value in self.params.items())
+        return f"({inputs}{'; ' if params else ''}{params}) -> {self.expr}"
+
+    @cached_property
+    def hash(self) -> str:
+        """16 hex digits of `definition`: a kernel built from another one is rejected, and compile caches hold it."""
+        return hashlib.sha256(self.definition.encode()).hexdigest()[:16]
+
+    @cached_property
+    def exact(self) -> bool:
+        """Whether fusing changes no bit: no value is rounded before the last operation rounds it.
+
+        True when every operation below the root gives, in any type, a value that needs no rounding (relu, neg, where).
+        """
+        inner = (node for node in postorder(self.exprs) if isinstance(node, Call) and node not in self.exprs)
+        return not any(PRIMITIVES[node.primitive].rounds for node in inner)
+
+    @cached_property
+    def backward(self) -> OpSpec:
+        """The gradient op: the arriving gradient and the inputs in, one tensor laid out like each input out."""
+        assert self.forward is None, "from the second derivative on, plain PyTorch runs"
+        terms = iter(gradient([(self.expr, Name(GRAD))], self.parts))
+        return OpSpec(
+            namespace=self.namespace,
+            name=f"{self.name}_backward",
+            inputs=(Input(GRAD, parts=(GRAD,)), *self.inputs),
+            outputs=tuple(
+                Output(input.name, input.layout, tuple(next(terms) for _ in input.parts)) for input in self.inputs
+            ),
+            params=self.params,
+            doc=f"The gradient of {self.name}.",
+            tolerance=self.tolerance,
+            forward=self,
+            file=self.file,
+        )
+
+    @property
+    def with_backward(self) -> tuple[OpSpec, OpSpec]:
+        return self, self.backward

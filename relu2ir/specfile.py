@@ -1,0 +1,225 @@
+"""Reading a spec file: every entry verified, every problem reported at once with its place. Needs no torch."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import yaml
+
+from relu2ir.errors import ExprError, Problem, SpecError, suggestion
+from relu2ir.ir.emit import used_names
+from relu2ir.ir.expr import Expr
+from relu2ir.ir.parse import parse
+from relu2ir.ir.primitives import PRIMITIVES
+from relu2ir.platforms import PLATFORMS
+from relu2ir.spec import Input, Layout, OpSpec, Output
+from relu2ir.yamltree import YamlTree
+
+FILE_KEYS = ("namespace", "platforms", "ops")
+OP_KEYS = ("doc", "source", "inputs", "params", "expr", "tolerance")
+PACKED = tuple(layout.value for layout in Layout if layout is not Layout.plain)
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+DEFAULT_NAMESPACE = "relu2ir"
+
+_NAME = re.compile(r"[a-z](?:[a-z0-9_]*[a-z0-9])?", re.ASCII)
+_NAME_RULE = "use lower-case letters, digits and '_', beginning with a letter and not ending in '_'"
+# Words that generated code uses itself (v0, grad, ...) or that C++ keeps; Python's and the primitives come on top.
+_RESERVED = re.compile(
+    r"v\d+|grad|self|in|out|params|auto|bool|case|catch|char|const|default|delete|do|double|enum|explicit|export|"
+    r"extern|float|friend|goto|inline|int|long|mutable|namespace|new|operator|private|protected|public|register|"
+    r"short|signed|sizeof|static|struct|switch|template|this|throw|typedef|typename|union|unsigned|using|virtual|"
+    r"void|volatile"
+)
+
+
+@dataclass(frozen=True)
+class SpecFile:
+    """What a file declares: its ops in order, and its ``platforms`` table (empty when it has none)."""
+
+    path: str
+    namespace: str
+    platforms: Mapping[str, tuple[str, ...]]
+    ops: tuple[OpSpec, ...]
+
+
+def read(path: str | Path) -> SpecFile:
+    """Read and verify the file at ``path``; SpecError with every problem found."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError([Problem(str(path), 0, 0, f"cannot read the spec file: {error.strerror}")]) from None
+    except UnicodeDecodeError:
+        raise SpecError([Problem(str(path), 0, 0, "cannot read the spec file: it is not UTF-8 text")]) from None
+    return read_text(text, str(path))
+
+
+def read_text(text: str, path: str = "<text>") -> SpecFile:
+    """Like `read`, from text; ``path`` only names it in messages."""
+    tree = YamlTree(path, text)
+    root = tree.root()
+    file = _file(tree, root) if root is not None else None
+    if tree.problems or file is None:
+        raise SpecError(tree.problems)
+    return file
+
+
+def _file(tree: YamlTree, root: yaml.Node) -> SpecFile:
+    found = tree.fields(root, "$", "the file", FILE_KEYS)
+    namespace = DEFAULT_NAMESPACE
+    if "namespace" in found:
+        namespace = tree.string(found["namespace"], "$.namespace", "namespace")
+        _check_name(tree, found["namespace"], namespace, "$.namespace", "a namespace")
+    platforms = _platforms(tree, found["platforms"]) if "platforms" in found else {}
+    ops = []
+    if "ops" in found:
+        for name, key, node in tree.entries(found["ops"], "$.ops", "'ops'"):
+            ops.append(_op(tree, namespace, name, key, node))
+    elif not platforms and not tree.problems:
+        tree.problem(root, "$", "the file declares nothing; add 'ops'")
+    return SpecFile(tree.path, namespace, MappingProxyType(platforms), tuple(op for op in ops if op is not None))
+
+
+def _platforms(tree: YamlTree, node: yaml.Node) -> dict[str, tuple[str, ...]]:
+    table = {}
+    for platform, key, value in tree.entries(node, "$.platforms", "'platforms'"):
+        where = f"$.platforms.{platform}"
+        if platform not in PLATFORMS:
+            tree.problem(key, where, f"unknown platform '{platform}'{suggestion(platform, PLATFORMS)}")
+        row = [name for name, _ in tree.names(value, where, f"the row of '{platform}'")]
+        if row and row[-1] != "native" or len(set(row)) < len(row):
+            tree.problem(value, where, f"the row of '{platform}' must name each provider once and end with 'native'")
+        table[platform] = tuple(row)
+    return table
+
+
+def _op(tree: YamlTree, namespace: str, name: str, key: yaml.Node, node: yaml.Node) -> OpSpec | None:
+    where, before = f"$.ops.{name}", len(tree.problems)
+    _check_name(tree, key, name, where, "an op")
+    found = tree.fields(node, where, f"op '{name}'", OP_KEYS)
+    for required in ("inputs", "expr"):
+        if required not in found and isinstance(node, yaml.MappingNode):
+            tree.problem(key, where, f"op '{name}' has no '{required}'")
+    scope: dict[str, yaml.Node] = {}
+    inputs = _inputs(tree, found["inputs"], f"{where}.inputs", scope) if "inputs" in found else []
+    params = _params(tree, found["params"], f"{where}.params", scope) if "params" in found else {}
+    expr = _expr(tree, found["expr"], name, f"{where}.expr", scope) if "expr" in found else None
+    tolerance = _tolerance(tree, found["tolerance"], f"{where}.tolerance") if "tolerance" in found else {}
+    doc, source = (tree.string(found[k], f"{where}.{k}", k) if k in found else "" for k in ("doc", "source"))
+    if len(tree.problems) > before or expr is None:
+        return None
+    return OpSpec(
+        namespace=namespace,
+        name=name,
+        inputs=tuple(inputs),
+        outputs=(Output("out", Layout.plain, (expr,)),),
+        params=MappingProxyType(params),
+        doc=doc,
+        source=source,
+        tolerance=MappingProxyType(tolerance),
+        file=tree.path,
+    )
+
+
+def _inputs(tree: YamlTree, node: yaml.Node, where: str, scope: dict[str, yaml.Node]) -> list[Input]:
+    """``[x, y]``, or a mapping for packed ones: ``{x: {halves: [gate, up]}, y: }``."""
+    if isinstance(node, yaml.SequenceNode):
+        inputs = [Input(name, parts=(name,)) for name, item in tree.names(node, where, "'inputs'")]
+        for input, item in zip(inputs, node.value, strict=False):
+            _declare(tree, scope, input.name, item, f"{where}.{input.name}", "an input")
+    else:
+        inputs = []
+        for name, key, value in tree.entries(node, where, "'inputs'"):
+            inputs.append(_packed(tree, name, key, value, f"{where}.{name}", scope))
+    if not inputs and not tree.problems:
+        tree.problem(node, where, "an op needs at least one input")
+    return inputs
+
+
+def _packed(
+    tree: YamlTree, name: str, key: yaml.Node, node: yaml.Node, where: str, scope: dict[str, yaml.Node]
+) -> Input:
+    if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
+        _declare(tree, scope, name, key, where, "an input")
+        return Input(name, parts=(name,))
+    _check_name(tree, key, name, where, "an input")
+    found = tree.fields(node, where, f"input '{name}'", PACKED)
+    if len(found) != 1:
+        if isinstance(node, yaml.MappingNode) and len(node.value) != 1:
+            tree.problem(node, where, f"input '{name}' must have one layout: {' or '.join(PACKED)}")
+        return Input(name, parts=(name,))
+    (layout, parts_node), parts = next(iter(found.items())), []
+    for part, item in tree.names(parts_node, f"{where}.{layout}", f"'{layout}'"):
+        _declare(tree, scope, part, item, f"{where}.{layout}", "a part")
+        parts.append(part)
+    if len(parts) != 2 and isinstance(parts_node, yaml.SequenceNode):
+        tree.problem(parts_node, f"{where}.{layout}", f"'{layout}' names two parts; found {len(parts)}")
+    return Input(name, Layout(layout), tuple(parts))
+
+
+def _params(tree: YamlTree, node: yaml.Node, where: str, scope: dict[str, yaml.Node]) -> dict[str, float]:
+    params = {}
+    for name, key, value in tree.entries(node, where, "'params'"):
+        _declare(tree, scope, name, key, f"{where}.{name}", "a param")
+        params[name] = tree.number(value, f"{where}.{name}", f"the default of param '{name}'")
+    return params
+
+
+def _tolerance(tree: YamlTree, node: yaml.Node, where: str) -> dict[str, float]:
+    found = tree.fields(node, where, "'tolerance'", DTYPES)
+    return {dtype: tree.number(value, f"{where}.{dtype}", f"the tolerance of {dtype}") for dtype, value in found.items()}
+
+
+def _expr(tree: YamlTree, node: yaml.Node, op: str, where: str, scope: dict[str, yaml.Node]) -> Expr | None:
+    if isinstance(node, yaml.ScalarNode) and node.tag != "tag:yaml.org,2002:null":
+        text = node.value  # a bare number is an expression too, though YAML tags it so
+    else:
+        tree.problem(node, where, f"expr of op '{op}' must be text, such as square(relu(x))")
+        return None
+    try:
+        expr = parse(text)
+        used = used_names([expr])
+        for name in used:
+            if name not in scope:
+                found = re.search(rf"\b{name}\b", text)
+                message = f"unknown name '{name}'{suggestion(name, scope)}"
+                raise ExprError(message, found.start() if found else 0, len(name))
+    except ExprError as error:
+        _expr_problem(tree, node, op, where, error)
+        return None
+    for name, declared in scope.items():
+        if name not in used:
+            tree.problem(declared, where, f"'{name}' is declared in op '{op}' but its expr never uses it")
+    return expr
+
+
+def _expr_problem(tree: YamlTree, node: yaml.Node, op: str, where: str, error: ExprError) -> None:
+    """The place inside the expression, with the expression and a caret under it."""
+    line = " ".join(node.value.split("\n"))
+    # A plain or quoted scalar on one line stands in the file as it is read, after its quote.
+    quote = 1 if node.style in ("'", '"') else 0
+    start = error.start + quote if node.start_mark.line == node.end_mark.line else 0
+    caret = f"    {line[:200]}\n    {' ' * error.start}{'^' * max(1, min(error.width, len(line) - error.start))}"
+    excerpt = f"{caret} {error.message}" if error.start < 200 else f"    {error.message} (character {error.start + 1})"
+    tree.problem(node, where, f"cannot read expr of op '{op}'", start, excerpt)
+
+
+def _declare(tree: YamlTree, scope: dict[str, yaml.Node], name: str, node: yaml.Node, where: str, what: str) -> None:
+    _check_name(tree, node, name, where, what)
+    if name in scope:
+        tree.problem(node, where, f"'{name}' is declared twice, first on line {scope[name].start_mark.line + 1}")
+    scope.setdefault(name, node)
+
+
+def _check_name(tree: YamlTree, node: yaml.Node, name: str, where: str, what: str) -> None:
+    reserved: Sequence[str] = () if what in ("an op", "a namespace") else tuple(PRIMITIVES)
+    if not _NAME.fullmatch(name):
+        tree.problem(node, where, f"'{name}' cannot name {what}: {_NAME_RULE}")
+    elif keyword.iskeyword(name) or _RESERVED.fullmatch(name) or name in reserved:
+        tree.problem(node, where, f"'{name}' cannot name {what}: it is a reserved word; choose another")
+    elif what == "an op" and name.endswith("_backward"):
+        tree.problem(node, where, f"'{name}' cannot name {what}: derived gradient ops end in '_backward'")
