@@ -40,7 +40,8 @@ class Input:
     parts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return self.name if self.layout is Layout.plain else f"{self.name}: {self.layout.value}[{', '.join(self.parts)}]"
+        packed = self.layout is not Layout.plain
+        return f"{self.name}: {self.layout.value}[{', '.join(self.parts)}]" if packed else self.name
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def _platforms(tree: YamlTree, node: yaml.Node) -> dict[str, tuple[str, ...]]:
         if platform not in PLATFORMS:
             tree.problem(key, where, f"unknown platform '{platform}'{suggestion(platform, PLATFORMS)}")
         row = [name for name, _ in tree.names(value, where, f"the row of '{platform}'")]
-        if row and row[-1] != "native" or len(set(row)) < len(row):
+        if (row and row[-1] != "native") or len(set(row)) < len(row):
             tree.problem(value, where, f"the row of '{platform}' must name each provider once and end with 'native'")
         table[platform] = tuple(row)
     return table
@@ -171,7 +171,7 @@ def _params(tree: YamlTree, node: yaml.Node, where: str, scope: dict[str, yaml.N
 
 def _tolerance(tree: YamlTree, node: yaml.Node, where: str) -> dict[str, float]:
     found = tree.fields(node, where, "'tolerance'", DTYPES)
-    return {dtype: tree.number(value, f"{where}.{dtype}", f"the tolerance of {dtype}") for dtype, value in found.items()}
+    return {dtype: tree.number(at, f"{where}.{dtype}", f"the tolerance of {dtype}") for dtype, at in found.items()}
 
 
 def _expr(tree: YamlTree, node: yaml.Node, op: str, where: str, scope: dict[str, yaml.Node]) -> Expr | None:

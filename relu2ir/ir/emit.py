@@ -1,4 +1,4 @@
-"""Expression to the text of a target: one statement per distinct node, so that a shared sub-expression is computed once.
+"""Expression to the text of a target: one statement per distinct node, so what is shared is computed once.
 
 A target is a value: its table of templates, how it writes a constant, and how it writes a statement. The tables stand
 with their providers.

@@ -156,10 +156,9 @@ class _Parser:
         if len(args) != wanted:
             message = f"'{token.text}' takes {wanted} argument{'s' * (wanted != 1)}; found {len(args)}"
             raise ExprError(message, token.start, len(token.text))
-        if token.text == "where":
-            if not self.is_condition(args[0]):
-                message = "the first argument of 'where' must be a comparison, as in where(x <= 0, 0, x)"
-                raise ExprError(message, token.start, len(token.text))
+        if token.text == "where" and not self.is_condition(args[0]):
+            message = "the first argument of 'where' must be a comparison, as in where(x <= 0, 0, x)"
+            raise ExprError(message, token.start, len(token.text))
         for value in args[token.text == "where" :]:
             self.refuse_condition(value, token)
         return Call(token.text, tuple(args))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Primitive:
-    """One row: ``torch`` is the dotted path of its meaning, ``gradient`` one expression per argument (None: no gradient).
+    """One row: ``torch`` is the dotted path of its meaning, ``gradient`` one expression per argument (None: none).
 
     ``rounds`` is False when the result in a half type is exact given its inputs, so that rounding it changes nothing:
     an op all of whose intermediate results are such is bit-equal fused or not.
