@@ -1,0 +1,116 @@
+"""What the user asked for: the environment variables, ``use()``, and how a request is written.
+
+Order: per call, then ``use()``, then the environment, then the platform's row. The environment is read at import and by
+`refresh`, never per call. An `Overrides` is a value: dispatch caches on the identity of the active one, so an override
+costs a call nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from relu2ir.errors import ProviderError
+from relu2ir.platforms import check_platform
+
+PROVIDERS_VARIABLE = "RELU2IR_PROVIDERS"
+PLATFORM_VARIABLE = "RELU2IR_PLATFORM"
+EVERY_OP = "*"
+
+
+@dataclass(frozen=True, eq=False)
+class Overrides:
+    """``providers`` maps an op's name, or ``*``, to the list asked for; each with the words that asked for it."""
+
+    providers: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    providers_source: str = ""
+    platform: str | None = None
+    platform_source: str = ""
+
+    @property
+    def key(self) -> str:
+        """Text that is equal for equal overrides, empty for none: compiled code is guarded on it."""
+        asked = [f"{op}={','.join(names)}" for op, names in sorted(self.providers.items())]
+        return ";".join([*asked, *([f"platform={self.platform}"] if self.platform else [])])
+
+    def for_op(self, *names: str) -> tuple[str, ...] | None:
+        """The list asked for the op that goes by any of ``names``, or for every op."""
+        return next((self.providers[name] for name in (*names, EVERY_OP) if name in self.providers), None)
+
+
+NONE = Overrides()
+_environment = NONE
+_context: ContextVar[Overrides | None] = ContextVar("relu2ir.use", default=None)
+
+
+def active() -> Overrides:
+    """The overrides in force here and now: of the innermost ``use()`` of this context, else of the environment."""
+    return _context.get() or _environment
+
+
+def __getattr__(name: str) -> str:
+    # `active_key` is a computed module attribute because Dynamo guards on what it reads from a module, and evaluates
+    # that read again at every call: code compiled under one override is never run under another.
+    if name == "active_key":
+        return active().key
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def read_environment() -> None:
+    """Read RELU2IR_PROVIDERS and RELU2IR_PLATFORM; an empty value is unset."""
+    global _environment
+    providers, platform = os.environ.get(PROVIDERS_VARIABLE, ""), os.environ.get(PLATFORM_VARIABLE, "")
+    asked = f"{PLATFORM_VARIABLE}={platform}"
+    _environment = Overrides(
+        providers=parse_providers(providers, f"{PROVIDERS_VARIABLE}={providers}"),
+        providers_source=f"{PROVIDERS_VARIABLE}={providers}" if providers else "",
+        platform=check_platform(platform, asked) if platform else None,
+        platform_source=asked if platform else "",
+    )
+
+
+@contextmanager
+def use(providers: str | Mapping[str, str] | None = None, platform: str | None = None) -> Iterator[Overrides]:
+    """Within the ``with``, in this thread or async task only, choose as asked.
+
+    ``providers`` is a list by name in order (``"triton"``, ``"triton,native"``), or one per op
+    (``"relu_squared=triton,native;silu_and_mul=cuda"``, also as a mapping). A request is strict: what was asked for
+    runs, or ProviderError says why not. ``platform`` chooses by another platform's row; it moves no tensor. What is
+    not given stays as it was.
+    """
+    if isinstance(providers, Mapping):
+        providers = ";".join(f"{op}={names}" for op, names in providers.items())
+    now = active()
+    if providers is not None:
+        asked = f"relu2ir.use(providers={providers!r})"
+        now = replace(now, providers=parse_providers(providers, asked), providers_source=asked)
+    if platform is not None:
+        asked = f"relu2ir.use(platform={platform!r})"
+        now = replace(now, platform=check_platform(platform, asked), platform_source=asked)
+    token = _context.set(now)
+    try:
+        yield now
+    finally:
+        _context.reset(token)
+
+
+def parse_providers(text: str, asked: str) -> Mapping[str, tuple[str, ...]]:
+    """``triton,native`` or ``relu_squared=triton,native;silu_and_mul=cuda`` as a mapping; ProviderError if unreadable.
+
+    Names are checked against what exists when they are first used: a spec file or a third party may bring them.
+    """
+    requests: dict[str, tuple[str, ...]] = {}
+    for request in filter(None, (part.strip() for part in text.split(";"))):
+        op, equals, listed = request.rpartition("=")
+        op, names = op.strip() if equals else EVERY_OP, tuple(name.strip() for name in listed.split(","))
+        if not op or not all(names) or op in requests:
+            raise ProviderError(
+                f"cannot read {asked}: '{request}' is not a list of providers such as 'triton,native' "
+                "or 'relu_squared=triton;silu_and_mul=cuda,native' (each op once)"
+            )
+        requests[op] = names
+    return MappingProxyType(requests)

@@ -1,0 +1,80 @@
+"""Plain PyTorch: the reference that every other provider is held to, and what runs wherever nothing else can.
+
+The op's Python function is written out by the same emitter as every kernel, so it can be read (`relu2ir show`),
+stepped through, and traced by Dynamo, functorch or FX like any user's code.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from relu2ir.ir.emit import Target, emit
+from relu2ir.ir.expr import OPERATORS, format_number
+from relu2ir.ir.primitives import PRIMITIVES
+from relu2ir.registry import Provider
+from relu2ir.spec import Layout, OpSpec
+
+if TYPE_CHECKING:
+    import torch
+
+# Operators, not functions: they take a Python number on either side.
+TEMPLATES = {
+    name: f"{{0}} {OPERATORS[name][0]} {{1}}"
+    if name in OPERATORS
+    else f"{row.torch}({', '.join(f'{{{i}}}' for i in range(len(row.args)))})"
+    for name, row in PRIMITIVES.items()
+} | {"neg": "-{0}"}
+TARGET = Target("native", TEMPLATES, constant=lambda value: _constant(value), statement="    {name} = {value}")
+
+_UNPACK = {
+    Layout.halves: "    {parts} = {x}.chunk(2, -1)",
+    Layout.pairs: "    {parts} = {x}[..., 0::2], {x}[..., 1::2]",
+}
+_PACK = {
+    Layout.plain: "{0}",
+    Layout.halves: "torch.cat(({0}, {1}), -1)",
+    Layout.pairs: "torch.stack(({0}, {1}), -1).flatten(-2)",
+}
+
+
+def _constant(value: float) -> str:
+    # An integer stays one, so that an op over integer tensors keeps their type.
+    text = format_number(value) if format_number(value) != "-0" else "-0.0"
+    return f"({text})" if text.startswith("-") else text
+
+
+def source(spec: OpSpec) -> str:
+    """The Python function that computes ``spec`` with torch: tensors in order, then params."""
+    statements, held = emit(spec.exprs, TARGET)
+    unpack = [
+        _UNPACK[input.layout].format(parts=", ".join(input.parts), x=input.name)
+        for input in spec.inputs
+        if input.layout is not Layout.plain
+    ]
+    values, results = iter(held), []
+    for output in spec.outputs:
+        results.append(_PACK[output.layout].format(*(next(values) for _ in output.exprs)))
+    arguments = ", ".join([*(input.name for input in spec.inputs), *spec.params])
+    return "\n".join([f"def {spec.name}({arguments}):", *unpack, *statements, f"    return {', '.join(results)}", ""])
+
+
+@cache
+def lower(spec: OpSpec) -> Callable[..., Any]:
+    """The function of `source`. Differentiable; any dtype, device, subclass or transform that torch takes."""
+    import torch
+
+    text, file = source(spec), f"<relu2ir native {spec.qualname} {spec.hash}>"
+    scope: dict[str, Any] = {"torch": torch}
+    exec(compile(text, file, "exec"), scope)
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    return scope[spec.name]
+
+
+def _refuses(spec: OpSpec, tensors: Sequence[torch.Tensor]) -> str | None:
+    return None
+
+
+NATIVE = Provider("native", missing=lambda: None, refuses=_refuses, lower=lower, plain=True)
