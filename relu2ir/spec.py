@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 from relu2ir.ir.expr import Call, Expr, Name, format_number, postorder
 from relu2ir.ir.gradient import gradient
@@ -67,6 +68,15 @@ class OpSpec:
     tolerance: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)
     forward: OpSpec | None = field(default=None, repr=False)
     file: str = field(default="", compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Read-only views can be neither copied nor pickled; graphs that hold a spec are both.
+        state = {each.name: getattr(self, each.name) for each in fields(self)}
+        return state | {"params": dict(self.params), "tolerance": dict(self.tolerance)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        views = {name: MappingProxyType(state[name]) for name in ("params", "tolerance")}
+        self.__dict__.update(state | views)
 
     @property
     def qualname(self) -> str:
@@ -132,8 +142,8 @@ class OpSpec:
 
         True when every operation below the root gives, in any type, a value that needs no rounding (relu, neg, where).
         """
-        inner = (node for node in postorder(self.exprs) if isinstance(node, Call) and node not in self.exprs)
-        return not any(PRIMITIVES[node.primitive].rounds for node in inner)
+        inner = (arg for node in postorder(self.exprs) for arg in node.args)  # an output may be read by another one
+        return not any(PRIMITIVES[arg.primitive].rounds for arg in inner if isinstance(arg, Call))
 
     @cached_property
     def backward(self) -> OpSpec:

@@ -25,16 +25,23 @@ OP_KEYS = ("doc", "source", "inputs", "params", "expr", "tolerance")
 PACKED = tuple(layout.value for layout in Layout if layout is not Layout.plain)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 DEFAULT_NAMESPACE = "relu2ir"
+MAX_EXCERPT = 200
 
 _NAME = re.compile(r"[a-z](?:[a-z0-9_]*[a-z0-9])?", re.ASCII)
 _NAME_RULE = "use lower-case letters, digits and '_', beginning with a letter and not ending in '_'"
 # Words that generated code uses itself (v0, grad, ...) or that C++ keeps; Python's and the primitives come on top.
 _RESERVED = re.compile(
-    r"v\d+|grad|self|in|out|params|auto|bool|case|catch|char|const|default|delete|do|double|enum|explicit|export|"
-    r"extern|float|friend|goto|inline|int|long|mutable|namespace|new|operator|private|protected|public|register|"
-    r"short|signed|sizeof|static|struct|switch|template|this|throw|typedef|typename|union|unsigned|using|virtual|"
-    r"void|volatile"
+    r"v\d+|grad|self|in|out|params|torch|tl|"
+    r"alignas|alignof|and_eq|asm|auto|bitand|bitor|bool|case|catch|char|char8_t|char16_t|char32_t|co_await|co_return|"
+    r"co_yield|compl|concept|const|const_cast|consteval|constexpr|constinit|decltype|default|delete|do|double|"
+    r"dynamic_cast|enum|explicit|export|extern|false|float|friend|goto|inline|int|long|mutable|namespace|new|noexcept|"
+    r"not_eq|nullptr|operator|or_eq|private|protected|public|register|reinterpret_cast|requires|short|signed|sizeof|"
+    r"static|static_assert|static_cast|struct|switch|template|this|thread_local|throw|true|typedef|typeid|typename|"
+    r"union|unsigned|using|virtual|void|volatile|wchar_t|xor|xor_eq"
 )
+_TORCH_NAMESPACES = ("aten", "prim", "prims")
+# The names that an expression may read: where each is declared, as a node and as a path.
+_Scope = dict[str, tuple[yaml.Node, str]]
 
 
 @dataclass(frozen=True)
@@ -90,8 +97,9 @@ def _platforms(tree: YamlTree, node: yaml.Node) -> dict[str, tuple[str, ...]]:
         where = f"$.platforms.{platform}"
         if platform not in PLATFORMS:
             tree.problem(key, where, f"unknown platform '{platform}'{suggestion(platform, PLATFORMS)}")
+        before = len(tree.problems)
         row = [name for name, _ in tree.names(value, where, f"the row of '{platform}'")]
-        if (row and row[-1] != "native") or len(set(row)) < len(row):
+        if len(tree.problems) == before and (row[-1:] != ["native"] or len(set(row)) < len(row)):
             tree.problem(value, where, f"the row of '{platform}' must name each provider once and end with 'native'")
         table[platform] = tuple(row)
     return table
@@ -104,10 +112,12 @@ def _op(tree: YamlTree, namespace: str, name: str, key: yaml.Node, node: yaml.No
     for required in ("inputs", "expr"):
         if required not in found and isinstance(node, yaml.MappingNode):
             tree.problem(key, where, f"op '{name}' has no '{required}'")
-    scope: dict[str, yaml.Node] = {}
+    declared, scope = len(tree.problems), _Scope()
     inputs = _inputs(tree, found["inputs"], f"{where}.inputs", scope) if "inputs" in found else []
     params = _params(tree, found["params"], f"{where}.params", scope) if "params" in found else {}
-    expr = _expr(tree, found["expr"], name, f"{where}.expr", scope) if "expr" in found else None
+    # The names in an expr are judged once its inputs can be read: one mistake, one problem.
+    readable = "inputs" in found and len(tree.problems) == declared
+    expr = _expr(tree, found["expr"], name, f"{where}.expr", scope if readable else None) if "expr" in found else None
     tolerance = _tolerance(tree, found["tolerance"], f"{where}.tolerance") if "tolerance" in found else {}
     doc, source = (tree.string(found[k], f"{where}.{k}", k) if k in found else "" for k in ("doc", "source"))
     if len(tree.problems) > before or expr is None:
@@ -125,7 +135,7 @@ def _op(tree: YamlTree, namespace: str, name: str, key: yaml.Node, node: yaml.No
     )
 
 
-def _inputs(tree: YamlTree, node: yaml.Node, where: str, scope: dict[str, yaml.Node]) -> list[Input]:
+def _inputs(tree: YamlTree, node: yaml.Node, where: str, scope: _Scope) -> list[Input]:
     """``[x, y]``, or a mapping for packed ones: ``{x: {halves: [gate, up]}, y: }``."""
     if isinstance(node, yaml.SequenceNode):
         inputs = [Input(name, parts=(name,)) for name, item in tree.names(node, where, "'inputs'")]
@@ -140,9 +150,7 @@ def _inputs(tree: YamlTree, node: yaml.Node, where: str, scope: dict[str, yaml.N
     return inputs
 
 
-def _packed(
-    tree: YamlTree, name: str, key: yaml.Node, node: yaml.Node, where: str, scope: dict[str, yaml.Node]
-) -> Input:
+def _packed(tree: YamlTree, name: str, key: yaml.Node, node: yaml.Node, where: str, scope: _Scope) -> Input:
     if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
         _declare(tree, scope, name, key, where, "an input")
         return Input(name, parts=(name,))
@@ -161,7 +169,7 @@ def _packed(
     return Input(name, Layout(layout), tuple(parts))
 
 
-def _params(tree: YamlTree, node: yaml.Node, where: str, scope: dict[str, yaml.Node]) -> dict[str, float]:
+def _params(tree: YamlTree, node: yaml.Node, where: str, scope: _Scope) -> dict[str, float]:
     params = {}
     for name, key, value in tree.entries(node, where, "'params'"):
         _declare(tree, scope, name, key, f"{where}.{name}", "a param")
@@ -171,10 +179,16 @@ def _params(tree: YamlTree, node: yaml.Node, where: str, scope: dict[str, yaml.N
 
 def _tolerance(tree: YamlTree, node: yaml.Node, where: str) -> dict[str, float]:
     found = tree.fields(node, where, "'tolerance'", DTYPES)
-    return {dtype: tree.number(at, f"{where}.{dtype}", f"the tolerance of {dtype}") for dtype, at in found.items()}
+    tolerance = {}
+    for dtype, at in found.items():
+        tolerance[dtype] = tree.number(at, f"{where}.{dtype}", f"the tolerance of {dtype}")
+        if tolerance[dtype] < 0:
+            tree.problem(at, f"{where}.{dtype}", f"the tolerance of {dtype} must not be negative")
+    return tolerance
 
 
-def _expr(tree: YamlTree, node: yaml.Node, op: str, where: str, scope: dict[str, yaml.Node]) -> Expr | None:
+def _expr(tree: YamlTree, node: yaml.Node, op: str, where: str, scope: _Scope | None) -> Expr | None:
+    """The expression, its names checked against ``scope`` unless that is None."""
     if isinstance(node, yaml.ScalarNode) and node.tag != "tag:yaml.org,2002:null":
         text = node.value  # a bare number is an expression too, though YAML tags it so
     else:
@@ -184,35 +198,40 @@ def _expr(tree: YamlTree, node: yaml.Node, op: str, where: str, scope: dict[str,
         expr = parse(text)
         used = used_names([expr])
         for name in used:
-            if name not in scope:
+            if scope is not None and name not in scope:
                 found = re.search(rf"\b{name}\b", text)
                 message = f"unknown name '{name}'{suggestion(name, scope)}"
                 raise ExprError(message, found.start() if found else 0, len(name))
     except ExprError as error:
         _expr_problem(tree, node, op, where, error)
         return None
-    for name, declared in scope.items():
+    for name, (declared, path) in (scope or {}).items():
         if name not in used:
-            tree.problem(declared, where, f"'{name}' is declared in op '{op}' but its expr never uses it")
+            tree.problem(declared, path, f"'{name}' is declared in op '{op}' but its expr never uses it")
     return expr
 
 
 def _expr_problem(tree: YamlTree, node: yaml.Node, op: str, where: str, error: ExprError) -> None:
     """The place inside the expression, with the expression and a caret under it."""
-    line = " ".join(node.value.split("\n"))
-    # A plain or quoted scalar on one line stands in the file as it is read, after its quote.
+    line = "".join(char if char.isprintable() else " " for char in node.value).rstrip()[:MAX_EXCERPT]
+    # The column follows where the file spells the expression as it is read: not in a block, nor behind an escape.
     quote = 1 if node.style in ("'", '"') else 0
-    start = error.start + quote if node.start_mark.line == node.end_mark.line else 0
-    caret = f"    {line[:200]}\n    {' ' * error.start}{'^' * max(1, min(error.width, len(line) - error.start))}"
-    excerpt = f"{caret} {error.message}" if error.start < 200 else f"    {error.message} (character {error.start + 1})"
+    written = tree.text[node.start_mark.index + quote : node.end_mark.index - quote]
+    start = error.start + quote if written == node.value else 0
+    if error.start < MAX_EXCERPT:
+        caret = "^" * max(1, min(error.width, len(line) - error.start))
+        excerpt = f"    {line}\n    {' ' * error.start}{caret} {error.message}"
+    else:
+        excerpt = f"    {error.message} (character {error.start + 1})"
     tree.problem(node, where, f"cannot read expr of op '{op}'", start, excerpt)
 
 
-def _declare(tree: YamlTree, scope: dict[str, yaml.Node], name: str, node: yaml.Node, where: str, what: str) -> None:
+def _declare(tree: YamlTree, scope: _Scope, name: str, node: yaml.Node, where: str, what: str) -> None:
     _check_name(tree, node, name, where, what)
     if name in scope:
-        tree.problem(node, where, f"'{name}' is declared twice, first on line {scope[name].start_mark.line + 1}")
-    scope.setdefault(name, node)
+        first = scope[name][0].start_mark.line + 1
+        tree.problem(node, where, f"'{name}' is declared twice, first on line {first}")
+    scope.setdefault(name, (node, where))
 
 
 def _check_name(tree: YamlTree, node: yaml.Node, name: str, where: str, what: str) -> None:
@@ -221,5 +240,7 @@ def _check_name(tree: YamlTree, node: yaml.Node, name: str, where: str, what: st
         tree.problem(node, where, f"'{name}' cannot name {what}: {_NAME_RULE}")
     elif keyword.iskeyword(name) or _RESERVED.fullmatch(name) or name in reserved:
         tree.problem(node, where, f"'{name}' cannot name {what}: it is a reserved word; choose another")
+    elif what == "a namespace" and name in _TORCH_NAMESPACES:
+        tree.problem(node, where, f"'{name}' cannot name {what}: it is torch's own; choose another")
     elif what == "an op" and name.endswith("_backward"):
         tree.problem(node, where, f"'{name}' cannot name {what}: derived gradient ops end in '_backward'")

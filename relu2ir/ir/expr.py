@@ -20,6 +20,7 @@ class Expr:
     """A node: `Name`, `Const` or `Call`. Built by calling the class; equal nodes are identical."""
 
     __slots__ = ("__weakref__", "fields")
+    fields: tuple[Any, ...]
     args: tuple[Expr, ...] = ()
 
     def __new__(cls, *fields: Any) -> Any:
@@ -27,9 +28,12 @@ class Expr:
         node = _INTERNED.get(key)
         if node is None:
             node = super().__new__(cls)
-            node.fields = fields
+            object.__setattr__(node, "fields", fields)
             _INTERNED[key] = node
         return node
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"cannot set '{name}': an expression is shared by all who wrote it; build another one")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self.fields

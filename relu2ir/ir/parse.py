@@ -66,7 +66,10 @@ def _tokens(text: str) -> list[Token]:
         token = Token(match.lastgroup, match[match.lastgroup], match.start(match.lastgroup))
         if token.kind == "bad" or token.text == "**":
             hint = _WAYS_OUT.get(token.text, "use numbers, names, calls, + - * / and one comparison inside where")
-            raise ExprError(f"unexpected '{token.text}'; {hint}", token.start, len(token.text))
+            shown = (
+                f"'{token.text}'" if token.text.isprintable() else repr(token.text)
+            )  # no control codes in a terminal
+            raise ExprError(f"unexpected {shown}; {hint}", token.start, len(token.text))
         tokens.append(token)
         position = match.end()
     return [*tokens, Token("end", "", end)]

@@ -1,0 +1,45 @@
+"""The test harness: what a machine must have, seeds, and the backend matrix's table at the end.
+
+A test that needs something names it, ``@pytest.mark.needs("nvcc")``, and skips with the reason where it is missing.
+``--require nvcc,cuda`` turns these skips into failures, on the machines that are there to run them.
+"""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+import torch
+from requirements import why_missing
+
+# Two threads exercise every parallel loop; more only fight over a small machine's cores.
+torch.set_num_threads(2)
+hypothesis.settings.register_profile("relu2ir", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("relu2ir")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "comma-separated tools and providers whose absence fails tests instead of skipping them: cuda,triton,nvcc"
+    parser.addoption("--require", default="", help=text)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def required(pytestconfig: pytest.Config) -> frozenset[str]:
+    """The names given to ``--require``."""
+    return frozenset(name for name in pytestconfig.getoption("--require").split(",") if name)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    required = item.config.getoption("--require").split(",")
+    for marker in item.iter_markers("needs"):
+        for name in marker.args:
+            reason = why_missing(name)
+            if reason and name in required:
+                pytest.fail(f"--require {name}: {reason}", pytrace=False)
+            if reason:
+                pytest.skip(reason)

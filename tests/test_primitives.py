@@ -1,0 +1,116 @@
+"""The vocabulary: every primitive means one pointwise torch function, and its gradient is autograd's."""
+
+import ast
+import itertools
+
+import pytest
+import torch
+from expressions import SPECIAL, evaluate, torch_function
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from relu2ir.ir.expr import Call, Name
+from relu2ir.ir.gradient import gradient
+from relu2ir.ir.parse import parse
+from relu2ir.ir.primitives import PRIMITIVES
+
+DIFFERENTIABLE = [name for name, row in PRIMITIVES.items() if not row.is_condition]
+HALF_TYPES = (torch.float16, torch.bfloat16)
+NEAR_ONE = [1.0, 0.999, 1e-3, -1.0, 7.25]
+
+
+class Overloads(TorchDispatchMode):
+    """Collects the aten overloads that run beneath."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func)
+        return func(*args, **kwargs or {})
+
+
+def arguments(primitive: str, dtype=torch.float64) -> list[torch.Tensor]:
+    """Every combination of special values, one tensor per argument of ``primitive``; conditions are bool."""
+    kinds = [(True, False) if name == "c" else SPECIAL for name in PRIMITIVES[primitive].args]
+    columns = zip(*itertools.product(*kinds), strict=True)
+    return [
+        torch.tensor(column, dtype=torch.bool if name == "c" else dtype)
+        for name, column in zip(PRIMITIVES[primitive].args, columns, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("primitive", PRIMITIVES)
+def test_the_meaning_is_one_pointwise_torch_function(primitive):
+    args = arguments(primitive)
+    with Overloads() as overloads:
+        torch_function(primitive)(*args)
+    assert len(overloads.seen) == 1
+    assert torch.Tag.pointwise in overloads.seen[0].tags
+
+
+@pytest.mark.parametrize("primitive", PRIMITIVES)
+def test_the_row_is_complete(primitive):
+    row = PRIMITIVES[primitive]
+    assert row.name == primitive
+    assert len(row.gradient) == len(row.args)
+    for rule in filter(None, row.gradient):
+        names = {node.id for node in ast.walk(ast.parse(rule)) if isinstance(node, ast.Name)}
+        assert names <= {*row.args, "grad", *PRIMITIVES}
+    assert all(rule is None for rule in row.gradient) == row.is_condition
+
+
+def derived_and_autograd(primitive: str, arrived: float) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """For each differentiable argument the derived gradient and autograd's, at every special value."""
+    row, args = PRIMITIVES[primitive], arguments(primitive)
+    leaves = [arg.requires_grad_() if arg.is_floating_point() else arg for arg in args]
+    result = torch_function(primitive)(*leaves)
+    grad = torch.full_like(result, arrived)
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    expected = torch.autograd.grad(result, wanted, grad)
+    rules = [parse(rule, conditions=("c",)) for rule in row.gradient if rule]
+    values = {"grad": grad, **{name: leaf.detach() for name, leaf in zip(row.args, leaves, strict=True)}}
+    # full_like in `evaluate` takes its type from the first value, so the float ones come first.
+    return [(evaluate(rule, values), value) for rule, value in zip(rules, expected, strict=True)]
+
+
+@pytest.mark.parametrize("arrived", [1.0, -0.75, float("inf"), float("nan")])
+@pytest.mark.parametrize("primitive", DIFFERENTIABLE)
+def test_the_gradient_is_autograds_at_special_values(primitive, arrived):
+    for derived, expected in derived_and_autograd(primitive, arrived):
+        # rtol: 4 ulp of float64; NaN where autograd has NaN, an infinity where it has one.
+        torch.testing.assert_close(derived, expected, rtol=1e-15, atol=0, equal_nan=True)
+
+
+def test_relu_keeps_nan_in_value_and_gradient():
+    x = torch.tensor([float("nan"), -1.0, 0.0, -0.0, 2.0])
+    assert torch.relu(x).isnan().tolist() == [True, False, False, False, False]
+    (rule,) = gradient([(parse("relu(x)"), Name("grad"))], ["x"])
+    assert evaluate(rule, {"x": x, "grad": torch.full_like(x, 3.0)}).tolist() == [3.0, 0.0, 0.0, 0.0, 3.0]
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
+@pytest.mark.parametrize("primitive", [name for name, row in PRIMITIVES.items() if not row.rounds])
+def test_a_primitive_marked_exact_gives_half_values_that_need_no_rounding(primitive, dtype):
+    row = PRIMITIVES[primitive]
+    args = [arg if arg.dtype == torch.bool else arg.to(dtype) for arg in arguments(primitive)]
+    wide = [arg if arg.dtype == torch.bool else arg.double() for arg in args]
+    exact, rounded = torch_function(row.name)(*wide), torch_function(row.name)(*args)
+    assert torch.equal(exact.nan_to_num(1.25), rounded.to(exact.dtype).nan_to_num(1.25))
+
+
+@pytest.mark.parametrize("primitive", [name for name, row in PRIMITIVES.items() if row.rounds])
+def test_a_primitive_marked_rounding_does_round(primitive):
+    columns = zip(*itertools.product(NEAR_ONE, repeat=len(PRIMITIVES[primitive].args)), strict=True)
+    args = [torch.tensor(column, dtype=torch.bfloat16) for column in columns]
+    wide = torch_function(primitive)(*[arg.double() for arg in args])
+    assert not torch.equal(wide.nan_to_num(), wide.bfloat16().double().nan_to_num())
+
+
+def test_operators_and_calls_cover_the_vocabulary_without_overlap():
+    x, y, z = Name("x"), Name("y"), Name("z")
+    for name, row in PRIMITIVES.items():
+        args = (parse("where(x < y, x, y)").args[0] if name == "where" else x, y, z)[: len(row.args)]
+        node = Call(name, args)
+        readable = Call("where", (node, x, y)) if row.is_condition else node
+        assert parse(str(readable)) is readable

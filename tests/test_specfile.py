@@ -1,0 +1,264 @@
+"""Reading spec files: what a good one means, and what is said about a bad one, word for word."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from relu2ir.errors import Error, SpecError
+from relu2ir.ir.parse import parse
+from relu2ir.ir.primitives import PRIMITIVES
+from relu2ir.spec import Input, Layout
+from relu2ir.specfile import FILE_KEYS, OP_KEYS, SpecFile, read, read_text
+
+OPS_YAML = Path(__file__).parents[1] / "ops.yaml"
+
+
+def said(text: str) -> list[str]:
+    """Everything that is said about ``text``, one line each, a problem with an excerpt taking three."""
+    with pytest.raises(SpecError) as caught:
+        read_text(text, "ops.yaml")
+    return str(caught.value).splitlines()
+
+
+def outcome(text: str) -> SpecFile | SpecError:
+    try:
+        return read_text(text)
+    except SpecError as error:
+        return error
+
+
+def said_of(stanza: str) -> list[str]:
+    return said("ops: {f: {" + stanza + "}}")
+
+
+def test_the_projects_own_file_declares_what_the_readme_says():
+    file = read(OPS_YAML)
+    assert file.namespace == "relu2ir"
+    assert dict(file.platforms) == {
+        "cuda": ("cuda", "triton", "native"), "rocm": ("cuda", "triton", "native"), "xpu": ("native",),
+        "cpu": ("native",),
+    }  # fmt: skip
+    ops = {op.name: op for op in file.ops}
+    assert ops["relu_squared"].expr is parse("square(relu(x))")
+    assert ops["relu_squared"].inputs == (Input("x", Layout.plain, ("x",)),)
+    assert ops["silu_and_mul"].inputs == (Input("x", Layout.halves, ("gate", "up")),)
+
+
+def test_three_lines_declare_an_op():
+    (op,) = read_text("ops:\n  double_relu:\n    {inputs: [x], expr: relu(x) + relu(x)}").ops
+    assert op.qualname == "relu2ir::double_relu"
+    assert op.formula == "double_relu(x) = relu(x) + relu(x)"
+
+
+def test_every_key_of_an_op_is_read():
+    stanza = """
+namespace: mine
+ops:
+  gated:
+    doc: A gate.
+    source: nowhere
+    inputs: {x: {pairs: [a, b]}, y: }
+    params: {limit: 7.0, slope: 1e-3}
+    expr: >
+      where(a <= limit,
+            a * slope, b) * y
+    tolerance: {float16: 1e-3, bfloat16: 0.01}
+"""
+    (op,) = read_text(stanza).ops
+    assert (op.qualname, op.doc, op.source) == ("mine::gated", "A gate.", "nowhere")
+    assert op.inputs == (Input("x", Layout.pairs, ("a", "b")), Input("y", Layout.plain, ("y",)))
+    assert op.params == {"limit": 7.0, "slope": 0.001}
+    assert op.tolerance == {"float16": 0.001, "bfloat16": 0.01}
+    assert op.expr is parse("where(a <= limit, a * slope, b) * y")
+
+
+def test_a_bare_number_is_an_expression_that_leaves_its_inputs_unused():
+    assert said_of("inputs: [x], expr: 3") == [
+        "ops.yaml:1:20: 'x' is declared in op 'f' but its expr never uses it at $.ops.f.inputs.x"
+    ]
+
+
+def test_every_problem_of_a_file_is_told_at_once_in_file_order():
+    text = """\
+namespace: 9a
+platforms: {cdua: [native], cuda: [cuda], xpu: [native, native], cpu: [], rocm: native}
+ops:
+  relu_squard: {inputs: [x], expr: square(rleu(x)), dco: hi}
+  twice: {inputs: [x], expr: x}
+  twice: {inputs: [x], expr: x}
+  class: {inputs: [x], expr: x}
+  f_backward: {inputs: [x], expr: x}
+  seven:
+    inputs: {x: {halves: [gate]}, y: {halvs: [a, b]}, z: {}}
+    params: {limit: inf, v0: 1, 2x: 1}
+    expr: gate
+    tolerance: {float8: 1, float16: -1}
+  eight: {doc: 8, inputs: [x, y, y, relu], expr: x * z}
+  nine: {}
+"""
+    assert said(text) == """\
+ops.yaml:1:12: '9a' cannot name a namespace: use lower-case letters, digits and '_', beginning with a letter and not ending in '_' at $.namespace
+ops.yaml:2:13: unknown platform 'cdua'; did you mean 'cuda'? at $.platforms.cdua
+ops.yaml:2:35: the row of 'cuda' must name each provider once and end with 'native' at $.platforms.cuda
+ops.yaml:2:48: the row of 'xpu' must name each provider once and end with 'native' at $.platforms.xpu
+ops.yaml:2:71: the row of 'cpu' must name each provider once and end with 'native' at $.platforms.cpu
+ops.yaml:2:81: the row of 'rocm' must be a list of names, such as [x, y] at $.platforms.rocm
+ops.yaml:4:43: cannot read expr of op 'relu_squard' at $.ops.relu_squard.expr
+    square(rleu(x))
+           ^^^^ unknown primitive 'rleu'; did you mean 'relu'?
+ops.yaml:4:53: unknown key 'dco'; did you mean 'doc'? at $.ops.relu_squard.dco
+ops.yaml:6:3: duplicate key 'twice', first on line 5 at $.ops.twice
+ops.yaml:7:3: 'class' cannot name an op: it is a reserved word; choose another at $.ops.class
+ops.yaml:8:3: 'f_backward' cannot name an op: derived gradient ops end in '_backward' at $.ops.f_backward
+ops.yaml:10:26: 'halves' names two parts; found 1 at $.ops.seven.inputs.x.halves
+ops.yaml:10:39: unknown key 'halvs'; did you mean 'halves'? at $.ops.seven.inputs.y.halvs
+ops.yaml:10:58: input 'z' must have one layout: halves or pairs at $.ops.seven.inputs.z
+ops.yaml:11:21: the default of param 'limit' must be a finite number at $.ops.seven.params.limit
+ops.yaml:11:26: 'v0' cannot name a param: it is a reserved word; choose another at $.ops.seven.params.v0
+ops.yaml:11:33: '2x' cannot name a param: use lower-case letters, digits and '_', beginning with a letter and not ending in '_' at $.ops.seven.params.2x
+ops.yaml:13:17: unknown key 'float8'; did you mean 'float64'? at $.ops.seven.tolerance.float8
+ops.yaml:13:37: the tolerance of float16 must not be negative at $.ops.seven.tolerance.float16
+ops.yaml:14:16: doc must be text; put 8 in quotes at $.ops.eight.doc
+ops.yaml:14:34: 'y' is declared twice, first on line 14 at $.ops.eight.inputs.y
+ops.yaml:14:37: 'relu' cannot name an input: it is a reserved word; choose another at $.ops.eight.inputs.relu
+ops.yaml:15:3: op 'nine' has no 'inputs' at $.ops.nine
+ops.yaml:15:3: op 'nine' has no 'expr' at $.ops.nine""".splitlines()  # fmt: skip  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "ops.yaml: the file is empty; declare an op under 'ops' at $"),
+        ("- 1", "ops.yaml:1:1: the file must be a mapping at $"),
+        ("namespace: mine", "ops.yaml:1:1: the file declares nothing; add 'ops' at $"),
+        ("opps: {}", "ops.yaml:1:1: unknown key 'opps'; did you mean 'ops'? at $.opps"),
+        ("ops: [f]", "ops.yaml:1:6: 'ops' must be a mapping at $.ops"),
+        ("ops: {? [a] : 1}", "ops.yaml:1:9: a key of 'ops' must be a name at $.ops"),
+        ("namespace: aten\nops: {}", "ops.yaml:1:12: 'aten' cannot name a namespace: it is torch's own; choose another "
+         "at $.namespace"),
+        ("ops:\n\tf: 1", "ops.yaml:2:1: not YAML: found character '\\t' that cannot start any token at $"),
+        ("ops: [", "ops.yaml:1:7: not YAML: expected the node content, but found '<stream end>' at $"),
+        ("a: 1\n---\nb: 2", "ops.yaml:2:1: not YAML: but found another document at $"),
+        ("ops: &a [*a]", "ops.yaml:1:6: 'ops' must be a mapping at $.ops"),
+        ("[" * 3000, "ops.yaml: the file nests too deeply to be a spec; an op has three levels at $"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_spec_says_why(text, expected):
+    assert said(text) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("    expr: square(rleu(x))",
+         ["ops.yaml:4:18: cannot read expr of op 'f' at $.ops.f.expr",
+          "    square(rleu(x))",
+          "           ^^^^ unknown primitive 'rleu'; did you mean 'relu'?"]),
+        ('    expr: "square(rleu(x))"',
+         ["ops.yaml:4:19: cannot read expr of op 'f' at $.ops.f.expr",
+          "    square(rleu(x))",
+          "           ^^^^ unknown primitive 'rleu'; did you mean 'relu'?"]),
+        ("    expr: |\n      square(\n        rleu(x))\n",
+         ["ops.yaml:4:11: cannot read expr of op 'f' at $.ops.f.expr",
+          "    square(   rleu(x))",
+          "              ^^^^ unknown primitive 'rleu'; did you mean 'relu'?"]),
+        ("    expr: square(\n      rleu(x))",
+         ["ops.yaml:4:11: cannot read expr of op 'f' at $.ops.f.expr",
+          "    square( rleu(x))",
+          "            ^^^^ unknown primitive 'rleu'; did you mean 'relu'?"]),
+        # An escape makes the file longer than what it says: the caret is exact, the column is the value's.
+        ('    expr: "\\x78 * y\\t+\\e z"',
+         ["ops.yaml:4:11: cannot read expr of op 'f' at $.ops.f.expr",
+          "    x * y +  z",
+          "           ^ unexpected '\\x1b'; use numbers, names, calls, + - * / and one comparison inside where"]),
+        ("    expr: xx + x * xy",
+         ["ops.yaml:4:11: cannot read expr of op 'f' at $.ops.f.expr",
+          "    xx + x * xy",
+          "    ^^ unknown name 'xx'; did you mean 'x'?"]),
+        ("    expr: [x]", ["ops.yaml:4:11: expr of op 'f' must be text, such as square(relu(x)) at $.ops.f.expr"]),
+        ("    expr:", ["ops.yaml:4:10: expr of op 'f' must be text, such as square(relu(x)) at $.ops.f.expr"]),
+        ("    expr: " + "+".join("x" * 120) + " + q",
+         ["ops.yaml:4:11: cannot read expr of op 'f' at $.ops.f.expr",
+          "    " + "+".join("x" * 120)[:200],
+          "    " + "^" * 200 + " the expression nests deeper than 64 levels"]),
+    ],
+)  # fmt: skip
+def test_a_problem_in_an_expression_has_its_place_and_a_caret(written, expected):
+    assert said("ops:\n  f:\n    inputs: [x]\n" + written) == expected
+
+
+def test_a_problem_far_to_the_right_is_counted_instead_of_drawn():
+    assert said_of("inputs: [x], expr: " + "x " + " " * 250 + "+ q") == [
+        "ops.yaml:1:284: cannot read expr of op 'f' at $.ops.f.expr",
+        "    unknown name 'q'; valid: 'x' (character 255)",
+    ]
+
+
+def test_a_file_that_cannot_be_opened_or_is_not_text_is_a_spec_error(tmp_path):
+    with pytest.raises(SpecError, match="cannot read the spec file: No such file or directory"):
+        read(tmp_path / "none.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SpecError, match="cannot read the spec file: it is not UTF-8 text"):
+        read(tmp_path / "binary.yaml")
+
+
+def test_problems_are_values_with_line_column_and_path():
+    with pytest.raises(SpecError) as caught:
+        read_text("ops:\n  f: {inputs: [x], exr: x}", "mine.yaml")
+    assert [(p.file, p.line, p.column, p.path) for p in caught.value.problems] == [
+        ("mine.yaml", 2, 3, "$.ops.f"), ("mine.yaml", 2, 20, "$.ops.f.exr"),
+    ]  # fmt: skip
+    assert issubclass(SpecError, Error)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ops: !!python/object/apply:os.mkdir [{path}]",
+        "ops: {{f: !!python/object/apply:os.mkdir [{path}]}}",
+        "ops: {{f: {{inputs: [x], expr: !!python/object/apply:os.mkdir [{path}]}}}}",
+        'ops: {{f: {{inputs: [x], expr: \'__import__("os").mkdir("{path}")\'}}}}',
+    ],
+)
+def test_nothing_in_a_spec_is_executed(text, tmp_path):
+    made = tmp_path / "made"
+    with pytest.raises(SpecError):
+        read_text(text.format(path=made))
+    assert not made.exists()
+
+
+_NODES = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8)
+    | st.sampled_from(["x", "y", "gate", "native", "cuda", "square(relu(x))", "x * y", *PRIMITIVES]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from([*OP_KEYS, *FILE_KEYS, "halves", "pairs", "x", "f", "cpu", "float16"]), inner,
+                      max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(_NODES.map(yaml.safe_dump) | st.text(max_size=200))
+@example('ops: {f: {expr: "\\U99999999"}}')
+@example("ops: {<<: *none}")
+@example("ops: &a {f: *a}")
+@example("? ? ? x")
+@example("%YAML 9.9\n---\nops: {}")
+@example("\ufeffops: {f: {inputs: [x], expr: rleu(x)}}")
+@example("\ud800")
+def test_any_text_is_a_spec_or_a_spec_error_that_tells_its_problems(text):
+    found = outcome(text)
+    assert isinstance(found, SpecFile) or found.problems
+
+
+@given(st.dictionaries(st.sampled_from(OP_KEYS), _NODES), st.sampled_from(["f", "relu", "9", "x" * 300]))
+def test_any_stanza_is_an_op_or_a_spec_error_at_its_place(stanza, name):
+    text = yaml.safe_dump({"ops": {name: stanza}})
+    found = outcome(text)
+    if isinstance(found, SpecFile):
+        assert [op.name for op in found.ops] == [name]
+    else:
+        lines = len(text.splitlines())
+        assert all(1 <= p.line <= lines + 1 and p.path.startswith("$.ops") for p in found.problems)
