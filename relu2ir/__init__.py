@@ -1,1 +1,96 @@
-"""relu2ir: declare an elementwise op once, run it fused everywhere."""
+"""relu2ir: declare an elementwise op once in YAML; call it, fuse it and train with it everywhere.
+
+>>> import torch, relu2ir
+>>> relu2ir.ops.relu_squared(torch.tensor([-1.0, 3.0]))
+tensor([0., 9.])
+>>> print(relu2ir.explain("relu_squared", torch.ones(2)).chosen)
+native
+
+This file is the only assembler: it says which providers exist and reads the spec files; nothing registers itself by
+being imported. Triton and the compiled extension are imported when a call first needs them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from relu2ir import eager, library, nn, overrides, registry, specfile
+from relu2ir.errors import Error, FuseError, OpError, PlatformError, ProviderError, SpecError
+from relu2ir.library import ops
+from relu2ir.overrides import use
+from relu2ir.providers.compiled import CPP, CUDA
+from relu2ir.providers.native import NATIVE
+from relu2ir.providers.triton import TRITON
+from relu2ir.registry import Explanation
+from relu2ir.spec import OpSpec
+
+if TYPE_CHECKING:
+    import torch
+
+__version__ = "0.1.0"
+__all__ = [
+    "Error",
+    "FuseError",
+    "OpError",
+    "PlatformError",
+    "ProviderError",
+    "SpecError",
+    "explain",
+    "fuse",
+    "load",
+    "lower",
+    "nn",
+    "ops",
+    "refresh",
+    "use",
+]
+
+OPS_VARIABLE = "RELU2IR_OPS"
+
+
+def load(path: str | os.PathLike[str]) -> list[OpSpec]:
+    """Read a spec file and make its ops callable; return the specs that are new.
+
+    Its ops get everything that the library's own get, except that the ``cuda`` and ``cpp`` providers need them
+    compiled. Raises SpecError with every problem in the file; nothing is registered then.
+    """
+    file = specfile.read(path)
+    for platform, names in file.platforms.items():
+        for name in names:
+            registry.provider(name, f"{file.path}: platforms.{platform}")
+    new = library.register(file)
+    registry.ROWS.update(file.platforms)
+    eager.forget()
+    return new
+
+
+def refresh() -> None:
+    """Read RELU2IR_PROVIDERS and RELU2IR_PLATFORM again. They are never read during a call."""
+    overrides.read_environment()
+    eager.forget()
+
+
+def explain(op: str, *tensors: torch.Tensor, providers: str | None = None, platform: str | None = None) -> Explanation:
+    """Why ``op`` would run where it runs on ``tensors`` (fake and meta tensors too); launches nothing.
+
+    The result prints as a short text, and has ``.chosen``, ``.decisions``, ``.platform`` and ``.source``.
+    """
+    return registry.explain(library.find(op), *tensors, providers=providers, platform=platform)
+
+
+def _own_spec_file() -> Path:
+    # An installed package has its copy; a checkout reads the one source beside it, so an edit counts at once.
+    package = Path(__file__).parent
+    return package / "ops.yaml" if (package / "ops.yaml").exists() else package.parent / "ops.yaml"
+
+
+registry.PROVIDERS.update({provider.name: provider for provider in (CUDA, CPP, TRITON, NATIVE)})
+load(_own_spec_file())
+for _path in filter(None, os.environ.get(OPS_VARIABLE, "").split(os.pathsep)):
+    load(_path)
+overrides.listeners.append(library.tag_caches)
+refresh()
+
+from relu2ir.fx import fuse, lower  # noqa: E402  (the pass reads the ops that are registered above)

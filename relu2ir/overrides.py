@@ -1,14 +1,14 @@
 """What the user asked for: the environment variables, ``use()``, and how a request is written.
 
 Order: per call, then ``use()``, then the environment, then the platform's row. The environment is read at import and by
-`refresh`, never per call. An `Overrides` is a value: dispatch caches on the identity of the active one, so an override
+`read_environment`, never per call. An `Overrides` is a value: dispatch caches on the identity of the active one, so an override
 costs a call nothing.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -42,9 +42,12 @@ class Overrides:
         return next((self.providers[name] for name in (*names, EVERY_OP) if name in self.providers), None)
 
 
-NONE = Overrides()
-_environment = NONE
+_environment = Overrides()
 _context: ContextVar[Overrides | None] = ContextVar("relu2ir.use", default=None)
+
+
+# Called after every change; `library.py` adds what torch's compile caches must know.
+listeners: list[Callable[[], None]] = []
 
 
 def active() -> Overrides:
@@ -71,6 +74,7 @@ def read_environment() -> None:
         platform=check_platform(platform, asked) if platform else None,
         platform_source=asked if platform else "",
     )
+    _changed()
 
 
 @contextmanager
@@ -92,10 +96,17 @@ def use(providers: str | Mapping[str, str] | None = None, platform: str | None =
         asked = f"relu2ir.use(platform={platform!r})"
         now = replace(now, platform=check_platform(platform, asked), platform_source=asked)
     token = _context.set(now)
+    _changed()
     try:
         yield now
     finally:
         _context.reset(token)
+        _changed()
+
+
+def _changed() -> None:
+    for listener in listeners:
+        listener()
 
 
 def parse_providers(text: str, asked: str) -> Mapping[str, tuple[str, ...]]:

@@ -237,6 +237,4 @@ def _imagined(tensors: Sequence[torch.Tensor], platform: str) -> list[torch.Tens
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode():
-        return [
-            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=DEVICE_TYPE[platform]) for t in tensors
-        ]
+        return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=DEVICE_TYPE[platform]) for t in tensors]
