@@ -1,0 +1,251 @@
+"""Triton: the functor of an op, written out as text, inside one of two hand-written loops (`triton_loops.py`)."""
+
+from __future__ import annotations
+
+import linecache
+import math
+import os
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from relu2ir.ir.emit import Target, emit
+from relu2ir.ir.expr import OPERATORS, Call, postorder
+from relu2ir.layout import logical_shape, loops
+from relu2ir.registry import Provider
+from relu2ir.spec import Layout, OpSpec
+
+if TYPE_CHECKING:
+    import torch
+
+TEMPLATES = {name: f"{{0}} {symbol} {{1}}" for name, (symbol, _) in OPERATORS.items()} | {
+    "neg": "{0} * -1.0",  # Triton's -x is 0 - x, which loses the sign of zero
+    "where": "tl.where({0}, {1}, {2})",
+    "square": "{0} * {0}",
+    "relu": "tl.where({0} <= 0, 0.0, {0})",  # tl.maximum drops NaN
+    "div": "div({0}, {1})",
+    "sqrt": "sqrt({0})",
+    "sigmoid": "sigmoid({0})",
+    "silu": "silu({0})",
+}
+# Those of them that are functions of `triton_loops.py`.
+FUNCTIONS = {"div", "sqrt", "sigmoid", "silu"}
+
+
+def _constant(value: float) -> str:
+    # A bare Python float becomes float32, and tl.full drops the sign of zero.
+    if value == 0 and math.copysign(1.0, value) < 0:
+        return "(tl.full((), 0.0, T) * -1.0)"
+    return f"tl.full((), {value!r}, T)" if math.isfinite(value) else f'tl.full((), float("{value}"), T)'
+
+
+TARGET = Target("triton", TEMPLATES, _constant, "    {name} = {value}")
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+# One 16-byte vector of a half type per thread: 1024 elements over 4 warps.
+BLOCK, WARPS = 1024, 4
+# Grid axes 1 and 2 stop here; axis 0 holds 2**31.
+MAX_BLOCKS = 65_535
+
+
+def source(spec: OpSpec) -> str:
+    """The functor: ``T`` is the type in which it computes, then one value per part, then the params as numbers."""
+    statements, held = emit(spec.exprs, TARGET)
+    arguments = ", ".join(["T: tl.constexpr", *spec.parts, *(f"{param}: tl.constexpr" for param in spec.params)])
+    functions = FUNCTIONS & {node.primitive for node in postorder(spec.exprs) if isinstance(node, Call)}
+    lines = [
+        "import triton",
+        "import triton.language as tl",
+        *([f"from relu2ir.providers.triton_loops import {', '.join(sorted(functions))}"] if functions else []),
+        "",
+        "",
+        "@triton.jit",
+        f"def {_functor_name(spec)}({arguments}):",
+        *(f"    {param} = tl.full((), {param}, T)" for param in spec.params),
+        *statements,
+        f"    return ({', '.join(held)},)",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _functor_name(spec: OpSpec) -> str:
+    # With the hash of the definition, which so is part of Triton's own cache key.
+    return f"{spec.name}_{spec.hash}"
+
+
+def functor(spec: OpSpec) -> Any:
+    """The compiled text of `source`, a ``triton.jit`` function."""
+    text, file = source(spec), f"<relu2ir triton {spec.qualname} {spec.hash}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # where Triton reads sources
+    scope: dict[str, Any] = {"__name__": __name__}
+    exec(compile(text, file, "exec"), scope)
+    return scope[_functor_name(spec)]
+
+
+def grid(rows: int, cols: int) -> tuple[tuple[int, int, int], int, int]:
+    """The grid of the strided loop and its tile: blocks of columns, or several short rows where columns are few."""
+    tile_cols = min(BLOCK, 1 << (cols - 1).bit_length())
+    tile_rows = BLOCK // tile_cols
+    blocks = -(-cols // tile_cols)
+    folds = -(-blocks // MAX_BLOCKS)
+    return (-(-rows // tile_rows), -(-blocks // folds), folds), tile_rows, tile_cols
+
+
+def launcher(spec: OpSpec) -> Callable[..., Any]:
+    """The kernel of ``spec``: tensors in order and then params in, one new tensor per output out. Records no gradient.
+
+    Tensors agree in dtype, device and logical shape (`TRITON.refuses` says so of others); any strides.
+    """
+    import torch
+    import triton.language as tl
+
+    from relu2ir.providers import triton_loops
+
+    body, count, allocate = functor(spec), len(spec.inputs), allocator(spec)
+    layouts = [input.layout for input in spec.inputs] + [output.layout for output in spec.outputs]
+    read, contiguous = len(spec.parts), torch.contiguous_format
+    # A half type's products are exact in float32, and its sums round once.
+    types = {torch.float64: tl.float64} | dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), tl.float32)
+
+    def run(tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], params: tuple[float, ...]) -> None:
+        operands = (*tensors, *outputs)
+        nest = loops(tuple((layout, t.shape, t.stride()) for layout, t in zip(layouts, operands)))
+        if nest is None:
+            dense = [out if out.is_contiguous() else torch.empty_like(out, memory_format=contiguous) for out in outputs]
+            run([tensor.contiguous() for tensor in tensors], dense, params)
+            for out, value in zip(outputs, dense):
+                if value is not out:
+                    out.copy_(value)
+            return
+        options = {"num_warps": WARPS, "enable_fp_fusion": False}
+        fixed = (params, types[outputs[0].dtype])
+        if nest.flat:
+            blocks = -(-nest.cols // BLOCK)
+            triton_loops.flat[(blocks,)](body, operands[:count], operands[count:], nest.cols, *fixed, BLOCK, **options)
+            return
+        parts = tuple((operands[p.operand], p.first, p.row_stride, p.col_stride) for p in nest.parts)
+        size, *tile = grid(nest.rows, nest.cols)
+        triton_loops.strided[size](body, parts[:read], parts[read:], nest.rows, nest.cols, *fixed, *tile, **options)
+
+    def launch(*args: Any) -> Any:
+        tensors, params = args[:count], args[count:]
+        outputs = allocate(*tensors)
+        if outputs[0].numel() > 0:
+            device = outputs[0].get_device()
+            if device < 0 or device == torch.cuda.current_device():
+                run(tensors, outputs, params)
+            else:
+                with torch.cuda.device(device):
+                    run(tensors, outputs, params)
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    return launch
+
+
+def allocator(spec: OpSpec) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """From the op's tensors to its empty outputs, strides kept as `torch.empty_like` keeps them.
+
+    A plain output is like the first input's logical view; a packed one, a gradient, like the input it belongs to.
+    """
+    import torch
+
+    first = spec.inputs[0].layout
+    names = [operand.name for operand in spec.inputs]
+    packed = [None if out.layout is Layout.plain else names.index(out.name) for out in spec.outputs]
+
+    def logical(tensor: torch.Tensor) -> torch.Tensor:
+        if first is Layout.plain:
+            return tensor
+        return tensor.narrow(-1, 0, tensor.shape[-1] // 2) if first is Layout.halves else tensor[..., ::2]
+
+    def allocate(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.empty_like(logical(tensors[0]) if i is None else tensors[i]) for i in packed)
+
+    return allocate
+
+
+_LOWERED: dict[str, tuple[OpSpec, Callable[..., Any], torch.library.Library]] = {}
+_LOCK = Lock()
+
+
+def lower(spec: OpSpec) -> Callable[..., Any]:
+    """The kernel of ``spec`` for eager use; also registers it as ``<namespace>_triton::<name>.kernel`` for graphs.
+
+    A spec that replaces another of the same name takes over its op.
+    """
+    with _LOCK:
+        known = _LOWERED.get(spec.qualname)
+        if known is not None and known[0] == spec:
+            return known[1]
+        launch = launcher(spec)
+        if known is not None:
+            known[2]._destroy()
+        _LOWERED[spec.qualname] = spec, launch, _register(spec, launch)
+        return launch
+
+
+def _register(spec: OpSpec, launch: Callable[..., Any]) -> torch.library.Library:
+    import torch
+
+    allocate, count = allocator(spec), len(spec.inputs)
+
+    def meta(*args: Any) -> Any:
+        outputs = allocate(*args[:count])
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    library = torch.library.Library(f"{spec.namespace}_triton", "FRAGMENT")
+    arguments = [f"Tensor {operand.name}" for operand in spec.inputs] + [f"float {param}" for param in spec.params]
+    library.define(f"{spec.name}.kernel({', '.join(arguments)}) -> {spec.returns}")
+    for key in ("CUDA", "CPU") if interpreted() else ("CUDA",):
+        library.impl(f"{spec.name}.kernel", launch, key)
+    library.impl(f"{spec.name}.kernel", meta, "Meta")
+    return library
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1), which also takes CPU tensors."""
+    if "TRITON_INTERPRET" not in os.environ:
+        return False  # without the cost of importing Triton
+    import triton
+
+    return triton.knobs.runtime.interpret
+
+
+def _missing() -> str | None:
+    import torch
+
+    if find_spec("triton") is None:
+        return "Triton is not installed; run pip install triton"
+    if torch.cuda.is_available() or interpreted():
+        return None
+    return "no GPU was found (TRITON_INTERPRET=1 runs Triton kernels on the CPU, slowly, for tests)"
+
+
+def _refuses(spec: OpSpec, tensors: Sequence[torch.Tensor]) -> str | None:
+    first = tensors[0]
+    devices = ("cuda", "cpu") if interpreted() else ("cuda",)
+    dtype = str(first.dtype).removeprefix("torch.")
+    shapes = [logical_shape(operand.layout, tensor.shape) for operand, tensor in zip(spec.inputs, tensors)]
+    if dtype not in DTYPES:
+        return f"no kernel for {dtype}; it takes {', '.join(DTYPES)}"
+    if first.device.type not in devices:
+        return f"it runs on {' and '.join(devices)} tensors; found one on {first.device}"
+    if any(tensor.dtype != first.dtype or tensor.device != first.device for tensor in tensors):
+        return f"its tensors differ in dtype or device: {', '.join(f'{t.dtype} on {t.device}' for t in tensors)}"
+    if None in shapes:
+        return f"the last dimension of a packed input must be even; found {_listed(tensors)}"
+    if any(shape != shapes[0] for shape in shapes):
+        return f"its tensors differ in shape: {_listed(tensors)}; it does not broadcast"
+    if dtype == "bfloat16" and interpreted():
+        return "Triton's interpreter truncates float32 to bfloat16 instead of rounding"
+    return None
+
+
+def _listed(tensors: Sequence[torch.Tensor]) -> str:
+    return ", ".join(str(list(tensor.shape)) for tensor in tensors)
+
+
+TRITON = Provider("triton", missing=_missing, refuses=_refuses, lower=lower)

@@ -1,0 +1,97 @@
+"""The two loops of the Triton provider, and the functions its functors call. Imports Triton: only `triton.py` loads it.
+
+A functor takes the compute type and one value per part, and returns a tuple with one value per output part. Half types
+are loaded into float32 and rounded once, to nearest even, by the store.
+"""
+# mypy: allow-untyped-defs
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+# The interpreter has no libdevice.
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit(do_not_specialize=("n",))
+def flat(functor: tl.constexpr, inputs, outputs, n, params: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr):
+    """Dense operands as one run of ``n`` elements; ``inputs`` and ``outputs`` are one pointer per part."""
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    lane = tl.arange(0, BLOCK)
+    # Unless n is known to divide by 16 a mask makes every access scalar: only the last block pays for one.
+    if start + BLOCK <= n:
+        values = functor(T, *tl.tuple([tl.load(pointer + start + lane).to(T) for pointer in inputs]), *params)
+        for i in tl.static_range(len(outputs)):
+            tl.store(outputs[i] + start + lane, values[i])
+    else:
+        mask = start + lane < n
+        values = functor(T, *tl.tuple([tl.load(pointer + start + lane, mask).to(T) for pointer in inputs]), *params)
+        for i in tl.static_range(len(outputs)):
+            tl.store(outputs[i] + start + lane, values[i], mask)
+
+
+@triton.jit(do_not_specialize=("rows",))
+def strided(
+    functor: tl.constexpr,
+    inputs,
+    outputs,
+    rows,
+    cols,
+    params: tl.constexpr,
+    T: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """Tiles of rows x columns; ``inputs`` and ``outputs`` are (pointer, first, row stride, column stride) per part.
+
+    Offsets are 64-bit: a row's is one scalar per tile of one row, so the vectors cost nothing extra.
+    """
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    block = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    col = block * COLS + tl.arange(0, COLS)[None, :]
+    mask = (row < rows) & (col < cols)
+    values = functor(
+        T,
+        *tl.tuple([tl.load(part[0] + part[1] + row * part[2] + col * part[3], mask).to(T) for part in inputs]),
+        *params,
+    )
+    for i in tl.static_range(len(outputs)):
+        part = outputs[i]
+        tl.store(part[0] + part[1] + row * part[2] + col * part[3], values[i], mask)
+
+
+@triton.jit
+def div(a, b):
+    """Rounded to nearest: a plain float32 division compiles to one that is 2 ulp off."""
+    if a.dtype == tl.float64:
+        return a / b
+    else:
+        return tl.div_rn(a, b)
+
+
+@triton.jit
+def sqrt(x):
+    """Rounded to nearest: a plain float32 root is approximate and flushes subnormals."""
+    if x.dtype == tl.float64:
+        return tl.sqrt(x)
+    else:
+        return tl.sqrt_rn(x)
+
+
+@triton.jit
+def exp(x):
+    """Within 2 ulp: Triton's own float32 exp scales by log2(e) in one rounding and loses a digit or two far from 0."""
+    if INTERPRETED:
+        return tl.exp(x)
+    else:
+        return libdevice.exp(x)
+
+
+@triton.jit
+def sigmoid(x):
+    return div(tl.full((), 1.0, x.dtype), 1.0 + exp(-x))
+
+
+@triton.jit
+def silu(x):
+    return div(x, 1.0 + exp(-x))
