@@ -2,8 +2,8 @@
 
 Everywhere else (a trace, torch.func, forward-mode AD, a mode, a tensor subclass, autocast, a lazy bit) the op must *be*
 its PyTorch expression, or the transform would not see inside it: torch.library.custom_op's forward-mode derivative, for
-one, is silently zero. The probes are private to torch, so they are all here; `tests/test_guards.py` runs each one with a
-kernel that answers differently. `csrc/front.cpp` asks the same questions for the common case.
+one, is silently zero. The probes are private to torch, so they are all here, and `tests/test_guards.py` runs each one
+with a kernel that answers differently.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def _asked_namespace(qualname: str, providers: str | None) -> str:
             return inner_op(spec, name).namespace
     reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
     raise ProviderError(
-        f"{qualname} cannot be compiled for {source}: {reasons}. Drop the request or add 'native' to it."
+        f"{qualname} cannot be compiled for {source}: {reasons}. Drop the request or end it with 'native'."
     )
 
 
@@ -197,7 +197,7 @@ def _library(namespace: str) -> torch.library.Library:
 
 
 def tag_caches() -> None:
-    """Put what every op means, and what is chosen, into the key of torch's compile caches, which know an op by name only.
+    """Put what every op means and what is chosen into the key of torch's compile caches, which know an op by name only.
 
     Without it ``torch.compile`` in a new process runs the formula of before an edit (measured on torch 2.13 and 2.14).
     """

@@ -1,8 +1,8 @@
 """What the user asked for: the environment variables, ``use()``, and how a request is written.
 
 Order: per call, then ``use()``, then the environment, then the platform's row. The environment is read at import and by
-`read_environment`, never per call. An `Overrides` is a value: dispatch caches on the identity of the active one, so an override
-costs a call nothing.
+`read_environment`, never per call. An `Overrides` is a value: dispatch caches on the identity of the active one, so an
+override costs a call nothing.
 """
 
 from __future__ import annotations

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from relu2ir.errors import ProviderError, suggestion
+from relu2ir.errors import ProviderError, listed, suggestion
 from relu2ir.overrides import active, parse_providers
 from relu2ir.platforms import DEVICE_TYPE, check_platform, platform_of
 from relu2ir.spec import OpSpec
@@ -28,13 +29,14 @@ class Provider:
     (tensors may be fake or on the meta device: only their device, dtype and shape are asked); None means it can.
     ``lower(spec)`` gives the kernel: a callable of the op's tensors in order and then its params as floats, which
     returns one tensor per output (a tuple when there are several) and records no gradient, unless ``plain`` says that
-    it is made of differentiable PyTorch calls.
+    it is made of differentiable PyTorch calls. ``source(spec)`` is the text that it generates, for ``relu2ir show``.
     """
 
     name: str
     missing: Callable[[], str | None]
     refuses: Callable[[OpSpec, Sequence[torch.Tensor]], str | None]
     lower: Callable[[OpSpec], Callable[..., Any]]
+    source: Callable[[OpSpec], str] = lambda spec: f"# this provider shows no text for {spec.qualname}"
     plain: bool = False
 
 
@@ -84,13 +86,8 @@ class Explanation:
     @property
     def reason(self) -> str:
         """One line: the source, and why each candidate before the chosen one was passed over."""
-        passed = [f"{d.provider}: {d.reason}" for d in self.decisions if isinstance(d, Rejected)]
-        before = [line for line in passed if self.chosen is None or self._precedes(line)]
-        return "; ".join([self.source, *before])
-
-    def _precedes(self, line: str) -> bool:
-        names = [d.provider for d in self.decisions]
-        return names.index(line.split(":")[0]) < names.index(self.chosen or "")
+        passed = takewhile(lambda decision: isinstance(decision, Rejected), self.decisions)
+        return "; ".join([self.source, *(f"{d.provider}: {d.reason}" for d in passed if isinstance(d, Rejected))])
 
     def __str__(self) -> str:
         pretended = " (pretended: no tensor is moved)" if self.pretended else ""
@@ -200,22 +197,15 @@ def choose(spec: OpSpec, *tensors: torch.Tensor, providers: str | None = None) -
 
 
 def refusal(explanation: Explanation, extra: str = "") -> str:
-    """The message for a strict request that cannot be met: what was asked, each candidate with its reason, the way out."""
-    asked = listed_providers(d.provider for d in explanation.decisions)
-    others = [name for name in row(explanation.platform) if name not in {d.provider for d in explanation.decisions}]
+    """The message for a strict request that cannot be met: what was asked, each candidate's reason, the way out."""
+    asked = [decision.provider for decision in explanation.decisions]
     lines = [
-        f"{explanation.op} cannot run with {asked} on platform '{explanation.platform}' ({explanation.call})",
+        f"{explanation.op} cannot run with {listed(asked)} on platform '{explanation.platform}' ({explanation.call})",
         *(f"  {decision}" for decision in explanation.decisions),
         *([f"  {extra}"] if extra else []),
-        f"Asked by {explanation.source}: drop it, or end the list with a fallback: "
-        f"'{','.join([d.provider for d in explanation.decisions] + (others[-1:] or ['native']))}'.",
+        f"Asked by {explanation.source}: drop it, or end the list with a fallback: '{','.join([*asked, 'native'])}'.",
     ]
     return "\n".join(lines)
-
-
-def listed_providers(names: Any) -> str:
-    names = [f"'{name}'" for name in names]
-    return f"provider{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
 def describe(tensors: Sequence[torch.Tensor]) -> str:

@@ -77,4 +77,4 @@ def _refuses(spec: OpSpec, tensors: Sequence[torch.Tensor]) -> str | None:
     return None
 
 
-NATIVE = Provider("native", missing=lambda: None, refuses=_refuses, lower=lower, plain=True)
+NATIVE = Provider("native", missing=lambda: None, refuses=_refuses, lower=lower, source=source, plain=True)
