@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from relu2ir import eager, library, nn, overrides, registry, specfile
 from relu2ir.errors import Error, FuseError, OpError, PlatformError, ProviderError, SpecError
@@ -28,6 +28,8 @@ from relu2ir.spec import OpSpec
 
 if TYPE_CHECKING:
     import torch
+
+    from relu2ir.fx import fuse, lower
 
 __version__ = "0.1.0"
 __all__ = [
@@ -56,7 +58,7 @@ def load(path: str | os.PathLike[str]) -> list[OpSpec]:
     Its ops get everything that the library's own get, except that the ``cuda`` and ``cpp`` providers need them
     compiled. Raises SpecError with every problem in the file; nothing is registered then.
     """
-    file = specfile.read(path)
+    file = specfile.read(os.fspath(path))
     for platform, names in file.platforms.items():
         for name in names:
             registry.provider(name, f"{file.path}: platforms.{platform}")
@@ -93,4 +95,10 @@ for _path in filter(None, os.environ.get(OPS_VARIABLE, "").split(os.pathsep)):
 overrides.listeners.append(library.tag_caches)
 refresh()
 
-from relu2ir.fx import fuse, lower  # noqa: E402  (the pass reads the ops that are registered above)
+
+def __getattr__(name: str) -> Any:
+    if name in ("fuse", "lower"):  # the pass is imported when it is first used
+        from relu2ir import fx
+
+        return getattr(fx, name)
+    raise AttributeError(f"module 'relu2ir' has no attribute {name!r}")

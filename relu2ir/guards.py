@@ -60,6 +60,8 @@ def not_plain(tensors: Sequence[torch.Tensor]) -> NotPlain | None:
     ):
         return FUNCTION_MODE
     for tensor in tensors:
+        if torch._C._functorch.is_legacy_batchedtensor(tensor):  # autograd.grad(is_grads_batched=True)
+            return FUNCTORCH
         if tensor.is_neg() or tensor.is_conj():
             return LAZY_BIT
     return AUTOCAST if torch.is_autocast_enabled(tensors[0].device.type) else None

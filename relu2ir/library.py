@@ -18,6 +18,7 @@ import torch.compiler.config
 from relu2ir import overrides
 from relu2ir.eager import forget, run, run_with
 from relu2ir.errors import OpError, Problem, ProviderError, SpecError, listed, suggestion
+from relu2ir.guards import EXACT
 from relu2ir.overrides import active
 from relu2ir.registry import Provider, provider, requested
 from relu2ir.spec import Layout, OpSpec
@@ -138,7 +139,8 @@ def _front(spec: OpSpec) -> Callable[..., Any]:
                 return public(*args, **kwargs)
             namespace = _asked_namespace(spec.qualname, provider)
             return getattr(getattr(torch.ops, namespace), spec.name).default(*args, **kwargs)
-        if torch.overrides.has_torch_function(args):  # a proxy of symbolic_trace, a tensor subclass
+        if any(type(arg) not in EXACT and hasattr(arg, "__torch_function__") for arg in args):
+            # A proxy of symbolic_trace, a tensor subclass: its own __torch_function__ sees the op.
             return (public if provider is None else inner_op(spec, provider))(*args, **kwargs)
         tensors, params = bind(spec, args, kwargs)
         return run(spec, tensors, params, provider)
