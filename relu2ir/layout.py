@@ -66,8 +66,11 @@ def loops(operands: tuple[Operand, ...]) -> Loops | None:
             nest.append((size, steps))
     if len(nest) > 2:
         return None
-    while len(nest) < 2:
-        nest.insert(0, (1, (1,) * len(parts)))
+    if not nest:
+        nest = [(1, (1,) * len(parts))]
+    if len(nest) == 1:
+        # A stride of 0 is known to divide by a vector's length, so the loads of a single row stay wide.
+        nest.insert(0, (1, (0,) * len(parts)))
     (rows, row_strides), (cols, col_strides) = nest
     steps_of = zip(parts, row_strides, col_strides)
     return Loops(rows, cols, tuple(Part(i, first, row, col) for (i, first, _), row, col in steps_of))

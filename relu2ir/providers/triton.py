@@ -51,9 +51,9 @@ MAX_BLOCKS = 65_535
 
 
 def source(spec: OpSpec) -> str:
-    """The functor: ``T`` is the type in which it computes, then one value per part, then the params as numbers."""
+    """The functor: ``T`` is the type in which it computes, ``params`` holds numbers, then comes one value per part."""
     statements, held = emit(spec.exprs, TARGET)
-    arguments = ", ".join(["T: tl.constexpr", *spec.parts, *(f"{param}: tl.constexpr" for param in spec.params)])
+    arguments = ", ".join(["T: tl.constexpr", "params: tl.constexpr", *spec.parts])
     functions = FUNCTIONS & {node.primitive for node in postorder(spec.exprs) if isinstance(node, Call)}
     lines = [
         "import triton",
@@ -63,7 +63,7 @@ def source(spec: OpSpec) -> str:
         "",
         "@triton.jit",
         f"def {_functor_name(spec)}({arguments}):",
-        *(f"    {param} = tl.full((), {param}, T)" for param in spec.params),
+        *(f"    {param} = tl.full((), params[{i}], T)" for i, param in enumerate(spec.params)),
         *statements,
         f"    return ({', '.join(held)},)",
         "",
@@ -248,4 +248,4 @@ def _listed(tensors: Sequence[torch.Tensor]) -> str:
     return ", ".join(str(list(tensor.shape)) for tensor in tensors)
 
 
-TRITON = Provider("triton", missing=_missing, refuses=_refuses, lower=lower)
+TRITON = Provider("triton", missing=_missing, refuses=_refuses, lower=lower, source=source)

@@ -1,7 +1,7 @@
 """The two loops of the Triton provider, and the functions its functors call. Imports Triton: only `triton.py` loads it.
 
-A functor takes the compute type and one value per part, and returns a tuple with one value per output part. Half types
-are loaded into float32 and rounded once, to nearest even, by the store.
+A functor takes the compute type, the params and one value per part, and returns a tuple of one value per output part.
+Half types are loaded into float32 and rounded once, to nearest even, by the store.
 """
 # mypy: allow-untyped-defs
 
@@ -14,18 +14,21 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit(do_not_specialize=("n",))
-def flat(functor: tl.constexpr, inputs, outputs, n, params: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr):
-    """Dense operands as one run of ``n`` elements; ``inputs`` and ``outputs`` are one pointer per part."""
+def flat(functor: tl.constexpr, inputs, outputs, n, numbers: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr):
+    """Dense operands as one run of ``n`` elements; ``inputs`` and ``outputs`` are one pointer per part.
+
+    ``numbers`` are the params' values (Triton's own launcher overwrites a kernel argument called params).
+    """
     start = tl.program_id(0).to(tl.int64) * BLOCK
     lane = tl.arange(0, BLOCK)
     # Unless n is known to divide by 16 a mask makes every access scalar: only the last block pays for one.
     if start + BLOCK <= n:
-        values = functor(T, *tl.tuple([tl.load(pointer + start + lane).to(T) for pointer in inputs]), *params)
+        values = functor(T, numbers, *tl.tuple([tl.load(pointer + start + lane).to(T) for pointer in inputs]))
         for i in tl.static_range(len(outputs)):
             tl.store(outputs[i] + start + lane, values[i])
     else:
         mask = start + lane < n
-        values = functor(T, *tl.tuple([tl.load(pointer + start + lane, mask).to(T) for pointer in inputs]), *params)
+        values = functor(T, numbers, *tl.tuple([tl.load(pointer + start + lane, mask).to(T) for pointer in inputs]))
         for i in tl.static_range(len(outputs)):
             tl.store(outputs[i] + start + lane, values[i], mask)
 
@@ -37,7 +40,7 @@ def strided(
     outputs,
     rows,
     cols,
-    params: tl.constexpr,
+    numbers: tl.constexpr,
     T: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
@@ -50,14 +53,14 @@ def strided(
     block = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     col = block * COLS + tl.arange(0, COLS)[None, :]
     mask = (row < rows) & (col < cols)
-    values = functor(
-        T,
-        *tl.tuple([tl.load(part[0] + part[1] + row * part[2] + col * part[3], mask).to(T) for part in inputs]),
-        *params,
-    )
+    values = functor(T, numbers, *tl.tuple([tl.load(pointers(part, row, col), mask).to(T) for part in inputs]))
     for i in tl.static_range(len(outputs)):
-        part = outputs[i]
-        tl.store(part[0] + part[1] + row * part[2] + col * part[3], values[i], mask)
+        tl.store(pointers(outputs[i], row, col), values[i], mask)
+
+
+@triton.jit
+def pointers(part, row, col):
+    return part[0] + part[1] + row * part[2] + col * part[3]
 
 
 @triton.jit
