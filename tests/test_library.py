@@ -1,0 +1,153 @@
+"""The ops in torch: schema, transforms, compile caches, user files, layers; and what importing the package costs."""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import relu2ir
+from relu2ir import library, specfile
+
+X = torch.tensor([-1.0, -0.0, 0.5, 3.0, float("nan"), float("inf"), -float("inf")])
+ROOT = Path(__file__).parent.parent
+
+
+def python(code, **env):
+    """Run ``code`` in a fresh process; its standard output."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ["relu_squared", "silu_and_mul"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_opcheck_passes(name, requires_grad):
+    op = getattr(torch.ops.relu2ir, name).default
+    torch.library.opcheck(op, (torch.randn(4, 6, requires_grad=requires_grad),))
+
+
+def test_the_op_equals_its_expression_in_every_bit():
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        expected = torch.square(torch.relu(X.to(dtype)))
+        for y in (relu2ir.ops.relu_squared(X.to(dtype)), torch.ops.relu2ir.relu_squared(X.to(dtype))):
+            assert torch.equal(y.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_integers_do_what_pytorch_does_and_complex_raises_what_pytorch_raises():
+    assert torch.equal(relu2ir.ops.relu_squared(torch.tensor([-2, 3])), torch.tensor([0, 9]))
+    with pytest.raises(RuntimeError) as ours:
+        relu2ir.ops.relu_squared(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(RuntimeError) as theirs:
+        torch.square(torch.relu(torch.ones(2, dtype=torch.complex64)))
+    assert str(ours.value) == str(theirs.value)
+
+
+def test_arguments_are_checked():
+    with pytest.raises(TypeError, match=r"relu_squared takes \(Tensor x\); found 2 positional"):
+        relu2ir.ops.relu_squared(X, X)
+    with pytest.raises(TypeError, match=r"takes 'x' as a tensor; found list"):
+        relu2ir.ops.relu_squared([1.0])
+    with pytest.raises(ValueError, match=r"must be even; found shape \[2, 3\]"):
+        relu2ir.ops.silu_and_mul(torch.ones(2, 3))
+    assert torch.equal(relu2ir.ops.relu_squared(x=torch.tensor([2.0])), torch.tensor([4.0]))
+
+
+def test_vmap_does_not_loop_over_the_batch():
+    # The fallback's only sign is a C++ warning; with the fallback off it is an error.
+    code = """
+        import torch, relu2ir
+        torch._C._functorch._set_vmap_fallback_enabled(False)
+        x = torch.randn(5, 3, 4)
+        for op in (relu2ir.ops.silu_and_mul, torch.ops.relu2ir.silu_and_mul):
+            y = torch.vmap(torch.vmap(op), in_dims=1)(x)
+            print(torch.equal(y, op(x.transpose(0, 1))))
+    """
+    assert python(code).split() == ["True", "True"]
+
+
+def test_a_compiled_function_holds_one_node_and_follows_an_override():
+    graphs = []
+
+    def keep(gm, inputs):
+        graphs.append(gm)
+        return gm
+
+    compiled = torch.compile(lambda x: relu2ir.ops.relu_squared(x) + 1, backend=keep, fullgraph=True)
+    x = torch.randn(8)
+    for _ in range(2):
+        assert torch.equal(compiled(x), relu2ir.ops.relu_squared(x) + 1)
+    assert len(graphs) == 1
+    targets = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
+    assert targets[0] is torch.ops.relu2ir.relu_squared.default
+    with relu2ir.use(providers="native"):
+        compiled(x)
+    assert len(graphs) == 2, "another override is another compilation"
+    compiled(x)
+    assert len(graphs) == 2
+
+
+def test_an_edited_expression_is_never_run_from_a_compile_cache(tmp_path):
+    spec = tmp_path / "mine.yaml"
+    code = """
+        import torch, relu2ir
+        f = torch.compile(lambda x: torch.ops.cached.edited(x) * 1.0, fullgraph=True)
+        print(f(torch.tensor([3.0])).item())
+    """
+    results = []
+    for expr in ("square(relu(x))", "relu(x)"):
+        spec.write_text(f"namespace: cached\nops:\n  edited: {{inputs: [x], expr: {expr}}}\n")
+        cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
+        results.append(float(python(code, RELU2IR_OPS=str(spec), **cache)))
+    assert results == [9.0, 3.0]
+
+
+def test_a_users_file_gives_callable_differentiable_ops(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("namespace: mine\nops:\n  double_relu: {inputs: [x], expr: relu(x) + relu(x)}\n")
+    (spec,) = relu2ir.load(path)
+    x = torch.randn(4, requires_grad=True)
+    y = relu2ir.ops.mine.double_relu(x)
+    y.sum().backward()
+    assert torch.equal(y, 2 * x.relu())
+    assert torch.equal(x.grad, 2.0 * (x > 0))
+    assert torch.equal(torch.ops.mine.double_relu(x), y)
+    assert relu2ir.nn.layer_for(spec)().extra_repr() == "double_relu(x) = relu(x) + relu(x)"
+    assert relu2ir.load(path) == [], "loading again what is there changes nothing"
+
+
+def test_a_name_that_is_taken_names_both_files(tmp_path):
+    path = tmp_path / "theirs.yaml"
+    path.write_text("ops:\n  fine: {inputs: [x], expr: relu(x)}\n  relu_squared: {inputs: [x], expr: relu(x)}\n")
+    with pytest.raises(relu2ir.SpecError, match=r"theirs.yaml: op 'relu2ir::relu_squared' is already declared in .*ops"):
+        relu2ir.load(path)
+    assert not hasattr(relu2ir.ops, "fine"), "a file that is refused registers nothing"
+
+
+def test_layers_dispatch_pickle_and_print():
+    layer = relu2ir.nn.ReLUSquared()
+    x = torch.randn(4)
+    for each in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(each(x), torch.square(torch.relu(x)))
+        assert torch.equal(each.forward_native(x), each(x))
+        assert repr(each) == "ReLUSquared(relu_squared(x) = square(relu(x)))"
+    assert not list(layer.parameters())
+    assert "SiLUAndMul" in dir(relu2ir.nn)
+    with pytest.raises(AttributeError, match="has no layer 'ReLU6'; layers: ReLUSquared"):
+        _ = relu2ir.nn.ReLU6
+
+
+def test_the_library_says_what_is_registered():
+    names = [spec.name for spec in specfile.read(ROOT / "ops.yaml").ops]
+    assert [spec.name for spec in library.specs() if spec.namespace == "relu2ir"] == names
