@@ -1,0 +1,125 @@
+"""The C++ that is written for ops: functors, entry points and bindings, as text. Needs no torch: setup.py calls it.
+
+`csrc/` holds the loops; a functor is what one op puts inside them. The generated files stay in ``build/generated/``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from relu2ir.ir.emit import emit, used_names
+from relu2ir.providers.compiled import TARGET
+from relu2ir.spec import Layout, OpSpec
+
+_HEAD = "// Generated from ops.yaml by relu2ir/codegen.py; change that, not this.\n"
+
+
+def functor(spec: OpSpec) -> str:
+    """The op as a C++ struct: ``apply`` reads one scalar per part, writes one per output part."""
+    used = used_names(spec.exprs)
+    reads = [f"    const C {name} = in[{i}];" for i, name in enumerate(spec.parts) if name in used]
+    reads += [f"    const C {name} = C(params[{i}]);" for i, name in enumerate(spec.params) if name in used]
+    statements, held = emit(spec.exprs, TARGET)
+    writes = [f"    out[{i}] = {value};" for i, value in enumerate(held)]
+    params = "const double* params" if set(spec.params) & set(used) else "const double*"
+    lines = [
+        f"// {_describe(spec)}",
+        f"// definition {spec.hash}",
+        f"struct {spec.name} {{",
+        f"  static constexpr int inputs = {len(spec.parts)}, outputs = {len(held)}, params = {len(spec.params)};",
+        "  template <class C>",
+        f"  RELU2IR_HD static void apply(const C* in, C* out, {params}) {{",
+        *reads,
+        *statements,
+        *writes,
+        "  }",
+        "};",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def generate(specs: Sequence[OpSpec], gpu: bool) -> dict[str, str]:
+    """The generated files by name, for the forward ops ``specs`` and their gradient ops.
+
+    One ``.cpp`` per op, and with ``gpu`` one ``.cu``: they compile side by side.
+    """
+    every = [op for spec in specs for op in spec.with_backward]
+    files = {
+        "functors.h": _header(["<cmath>", '"scalar.h"'], "relu2ir::functors", (functor(op) for op in every)),
+        "entry_points.h": _header(['"plan.h"'], "relu2ir::entry", (_entry_points(op) for op in every)),
+        "bindings.h": _bindings(specs, every),
+    }
+    for spec in specs:
+        files[f"{spec.name}_cpu.cpp"] = _instances(spec, "cpu")
+        if gpu:
+            files[f"{spec.name}_gpu.cu"] = _instances(spec, "gpu")
+    return files
+
+
+def _describe(spec: OpSpec) -> str:
+    # Written out, a gradient may be far longer than its shared statements.
+    return spec.formula if spec.forward is None else f"{spec.name}: the gradient of {spec.forward.formula}"
+
+
+def _header(includes: Iterable[str], namespace: str, blocks: Iterable[str]) -> str:
+    included = "\n".join(f"#include {name}" for name in includes)
+    body = "\n".join(blocks)
+    return f"{_HEAD}#pragma once\n\n{included}\n\nnamespace {namespace} {{\n\n{body}\n}}  // namespace {namespace}\n"
+
+
+def _operands(spec: OpSpec) -> int:
+    return len(spec.parts) + len(spec.exprs)
+
+
+def _entry_points(spec: OpSpec) -> str:
+    plan = f"const Plan<{_operands(spec)}>& plan, Dtype dtype, const double* params"
+    return f"// {spec.schema}\nvoid {spec.name}_cpu({plan});\nvoid {spec.name}_gpu({plan}, void* stream);\n"
+
+
+def _instances(spec: OpSpec, where: str) -> str:
+    stream, given = (", void* stream", ", stream") if where == "gpu" else ("", "")
+    entries = [
+        f"void {op.name}_{where}(const Plan<{_operands(op)}>& plan, Dtype dtype, const double* params{stream}) {{\n"
+        f"  run_{where}<functors::{op.name}>(plan, dtype, params{given});\n}}\n"
+        for op in spec.with_backward
+    ]
+    includes = "\n".join(f'#include "{name}.h"' for name in ("entry_points", "functors", f"loop_{where}"))
+    body = "\n".join(entries)
+    return f"{_HEAD}{includes}\n\nnamespace relu2ir::entry {{\n\n{body}\n}}  // namespace relu2ir::entry\n"
+
+
+def _bindings(specs: Sequence[OpSpec], every: Sequence[OpSpec]) -> str:
+    rows = ",\n".join(f"    {_row(op)}" for op in every)
+    hashes = ",\n".join(f'    {{"{spec.name}", "{spec.hash}"}}' for spec in specs)
+    tables = f"inline const Op OPS[] = {{\n{rows},\n}};\n\ninline const Definition DEFINITIONS[] = {{\n{hashes},\n}};\n"
+    includes = [f'"{name}.h"' for name in ("binding", "entry_points", "fake", "functors")]
+    return _header(includes, "relu2ir", [*(_signature(op) for op in every), tables])
+
+
+def _signature(spec: OpSpec) -> str:
+    inputs = ", ".join(_layout(input.layout) for input in spec.inputs)
+    # A gradient is laid out like the input of its name; a forward result like (the first part of) the first input.
+    names = [input.name for input in spec.inputs]
+    likes = [names.index(output.name) if output.name in names else 0 for output in spec.outputs]
+    outputs = ", ".join(f"{{{_layout(output.layout)}, {like}}}" for output, like in zip(spec.outputs, likes))
+    return (
+        f"struct {spec.name}_tensors {{\n"
+        f"  static constexpr Layout inputs[] = {{{inputs}}};\n"
+        f"  static constexpr Output outputs[] = {{{outputs}}};\n}};\n"
+    )
+
+
+def _layout(layout: Layout) -> str:
+    return f"Layout::{layout.value}"
+
+
+def _row(spec: OpSpec) -> str:
+    name = f"{spec.name}.kernel"
+    arguments = ", ".join([*(f"Tensor {input.name}" for input in spec.inputs), *(f"float {p}" for p in spec.params)])
+    types = f"functors::{spec.name}, {spec.name}_tensors"
+    kernels = (
+        f"call_cpu<{types}, entry::{spec.name}_cpu>",
+        f"RELU2IR_GPU_KERNEL((call_gpu<{types}, entry::{spec.name}_gpu>))",
+        f"call_meta<{spec.name}_tensors>",
+    )
+    return f'{{"{name}", "{name}({arguments}) -> {spec.returns}", {", ".join(kernels)}}}'

@@ -1,0 +1,124 @@
+"""The compiled extension, ``relu2ir._C``: one binary that serves `CUDA` (on ROCm through HIP) and `CPP` (on the CPU).
+
+The table below spells expressions in C++ for both. The extension is imported inside functions only: one that is
+absent or does not load is a reason, never a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from relu2ir.ir.emit import Target
+from relu2ir.ir.expr import OPERATORS
+from relu2ir.layout import logical_shape
+from relu2ir.registry import Provider
+from relu2ir.spec import OpSpec
+from relu2ir.specfile import DEFAULT_NAMESPACE
+
+if TYPE_CHECKING:
+    import torch
+
+# C is the compute type: float for half types and float, double for double. A condition is a bool, so `auto`.
+TEMPLATES = {name: f"{{0}} {symbol} {{1}}" for name, (symbol, _) in OPERATORS.items()} | {
+    "neg": "-{0}",
+    "where": "{0} ? {1} : {2}",
+    "square": "{0} * {0}",
+    "sqrt": "std::sqrt({0})",
+    "relu": "{0} <= C(0) ? C(0) : {0}",  # fmax drops NaN
+    "sigmoid": "C(1) / (C(1) + std::exp(-{0}))",
+    "silu": "{0} / (C(1) + std::exp(-{0}))",
+}
+TARGET = Target("c++", TEMPLATES, constant=lambda value: f"C({value!r})", statement="    const auto {name} = {value};")
+
+# The element types of csrc/scalar.h and the dimensions of csrc/plan.h.
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+MAX_DIMS = 16
+
+
+@cache
+def _load() -> tuple[Any, str | None]:
+    """The extension and None, or None and why it is not here."""
+    import torch  # noqa: F401  # the extension finds torch's libraries loaded
+
+    try:
+        from relu2ir import _C
+    except ModuleNotFoundError:
+        return None, "the extension was not built; run pip install . with a C++ compiler on PATH"
+    except ImportError as error:
+        return None, f"the extension does not load: {error}; run pip install . to build it anew"
+    return _C, None
+
+
+def _missing_cpp() -> str | None:
+    return _load()[1]
+
+
+def _missing_cuda() -> str | None:
+    import torch
+
+    extension, reason = _load()
+    if extension is None:
+        return reason
+    built, hip = extension.gpu(), torch.version.hip is not None
+    if not built:
+        return "the extension was built without nvcc; run pip install . with nvcc (or hipcc) on PATH"
+    if not torch.cuda.is_available():
+        cpu_only = torch.version.cuda is None and not hip
+        return "this torch is CPU-only; install a torch with CUDA or ROCm" if cpu_only else "torch finds no GPU here"
+    if hip != (built == "hip"):
+        here = "ROCm" if hip else "CUDA"
+        return f"the extension was built for {built}, this torch is for {here}; run pip install . with its compiler"
+    return None
+
+
+def _refuses(spec: OpSpec, tensors: Sequence[torch.Tensor], device: str) -> str | None:
+    names = [input.name for input in spec.inputs]
+    for name, tensor in zip(names, tensors):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if tensor.device.type != device:
+            return f"{name} is on '{tensor.device.type}'; these kernels run on '{device}'"
+        if dtype not in DTYPES:
+            return f"{name} is {dtype}; the kernels take {', '.join(DTYPES)}"
+        if tensor.dtype != tensors[0].dtype or tensor.device != tensors[0].device:
+            return f"{name} and {names[0]} differ in dtype or device; give both the same"
+        if tensor.dim() > MAX_DIMS:
+            return f"{name} has {tensor.dim()} dimensions; the kernels take {MAX_DIMS}"
+    return _refuses_shapes(spec, tensors) or _refuses_definition(spec)
+
+
+def _refuses_shapes(spec: OpSpec, tensors: Sequence[torch.Tensor]) -> str | None:
+    shapes = [logical_shape(input.layout, tensor.shape) for input, tensor in zip(spec.inputs, tensors)]
+    for input, tensor, shape in zip(spec.inputs, tensors, shapes):
+        if shape is None:
+            return f"{input.name} has shape {list(tensor.shape)}; {input.layout.value} need an even last dimension"
+        if shape != shapes[0]:
+            return f"the logical shapes differ: {list(shapes[0] or ())} and {list(shape)}; the kernels do not broadcast"
+    return None
+
+
+def _refuses_definition(spec: OpSpec) -> str | None:
+    """Whether this very op was compiled; an extension that is not here cannot tell, which `missing` says."""
+    extension, _ = _load()
+    if extension is None:
+        return None
+    forward = spec.forward or spec
+    compiled = extension.definitions()
+    if spec.namespace != DEFAULT_NAMESPACE or forward.name not in compiled:
+        return f"not compiled: {forward.qualname} is not in the extension"
+    if compiled[forward.name] != forward.hash:
+        return f"built from another definition of {forward.name}; run pip install ."
+    return None
+
+
+def _lower(spec: OpSpec, name: str) -> Callable[..., Any]:
+    import torch
+
+    _load()
+    # Without the overload's Python layer: 1.3 against 1.8 us a call.
+    return getattr(getattr(torch.ops, f"{spec.namespace}_{name}"), spec.name).kernel._op
+
+
+CUDA = Provider("cuda", _missing_cuda, partial(_refuses, device="cuda"), partial(_lower, name="cuda"))
+CPP = Provider("cpp", _missing_cpp, partial(_refuses, device="cpu"), partial(_lower, name="cpp"))
