@@ -158,11 +158,13 @@ def allocator(spec: OpSpec) -> Callable[..., tuple[torch.Tensor, ...]]:
 
     def logical(tensor: torch.Tensor) -> torch.Tensor:
         if first is Layout.plain:
-            return tensor
-        return tensor.narrow(-1, 0, tensor.shape[-1] // 2) if first is Layout.halves else tensor[..., ::2]
+            return torch.empty_like(tensor)
+        if tensor.is_contiguous():
+            return tensor.new_empty((*tensor.shape[:-1], tensor.shape[-1] // 2))
+        return torch.empty_like(tensor.chunk(2, -1)[0] if first is Layout.halves else tensor[..., ::2])
 
     def allocate(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.empty_like(logical(tensors[0]) if i is None else tensors[i]) for i in packed)
+        return tuple(logical(tensors[0]) if i is None else torch.empty_like(tensors[i]) for i in packed)
 
     return allocate
 
