@@ -1,0 +1,154 @@
+"""`fuse`: the walk over a model or a graph module that finds and raises every op, on a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx, nn
+
+from relu2ir import library
+from relu2ir.errors import FuseError
+from relu2ir.fx.match import Match
+from relu2ir.fx.modules import FusedForward, as_layer, mentions_an_op
+from relu2ir.fx.packing import value_of
+from relu2ir.fx.patterns import Pattern, patterns
+from relu2ir.fx.report import FuseResult, NearMiss, Site, Skipped
+from relu2ir.fx.rewrite import path_of, raise_ops, source_of
+from relu2ir.fx.structure import copy_structure
+from relu2ir.fx.trace import ModeDependent, Untraceable, own_forward, trace
+from relu2ir.spec import OpSpec
+
+_WAY_OUT = "torch.compile(model, backend='relu2ir') fuses it with guards"
+
+
+def fuse(model: nn.Module, *, specs: Iterable[OpSpec] | None = None, exact: bool = False) -> FuseResult:
+    """Raise every op that ``model``, an nn.Module or a torch.fx.GraphModule, computes.
+
+    ``model`` is left untouched. The result's ``module`` shares its parameters and buffers, and keeps its classes,
+    hooks, train and eval behaviour and state_dict keys; activation modules that are exactly an op become layers of
+    `relu2ir.nn`. ``specs`` are the ops to look for, every registered one by default; ``exact`` leaves out those whose
+    fusion rounds half types less often. Raises FuseError for anything else.
+    """
+    if not isinstance(model, nn.Module):
+        raise FuseError(
+            f"fuse takes an nn.Module or a torch.fx.GraphModule; found {type(model).__name__}. Pass a model."
+        )
+    if "_orig_mod" in model._modules:
+        raise FuseError(
+            "fuse was given a compiled model. Fuse the model before torch.compile, or use "
+            "torch.compile(model, backend='relu2ir')."
+        )
+    walk = _Walk(patterns(library.specs() if specs is None else specs, exact), _floating(model))
+    module = walk.copied(model, "", autocast=torch._C._is_any_autocast_enabled())
+    return FuseResult(module, tuple(walk.sites), tuple(walk.near_misses), tuple(walk.skipped))
+
+
+def _floating(model: nn.Module) -> torch.Tensor | None:
+    """A tensor that stands for the model's dtype and device."""
+    return next((p for p in model.parameters() if p.is_floating_point()), None)
+
+
+@dataclass
+class _Walk:
+    """One fuse: what to look for, and what was found so far."""
+
+    patterns: list[Pattern]
+    example: torch.Tensor | None
+    sites: list[Site] = field(default_factory=list)
+    near_misses: list[NearMiss] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    copies: dict[int, nn.Module] = field(default_factory=dict)
+
+    def copied(self, module: nn.Module, path: str, autocast: bool) -> nn.Module:
+        """The fused copy of ``module`` and all below it; a module that stands in two places is one copy in both."""
+        if id(module) not in self.copies:
+            self.copies[id(module)] = self._copied(module, path, autocast)
+        return self.copies[id(module)]
+
+    def _copied(self, module: nn.Module, path: str, autocast: bool) -> nn.Module:
+        if isinstance(module, torch.jit.ScriptModule):
+            self.skipped.append(Skipped(path, "a ScriptModule"))
+            return module
+        if isinstance(module, fx.GraphModule):
+            new = copy_structure(module, self._children(module, path, autocast, _bodies_under_autocast(module.graph)))
+            self._raise(new.graph, new, path, autocast)
+            new.recompile()
+            return new
+        traced = self._traced(module, path)
+        layer = None if traced is None else as_layer(module, *traced)
+        if layer is not None:
+            return layer
+        new = copy_structure(module, self._children(module, path, autocast))
+        if traced is not None and traced[1]:
+            vars(new)["forward"] = FusedForward(new, *traced)
+        return new
+
+    def _children(
+        self, module: nn.Module, path: str, autocast: bool, under_autocast: Collection[str] = ()
+    ) -> dict[str, nn.Module | None]:
+        return {
+            name: child and self.copied(child, f"{path}.{name}".lstrip("."), autocast or name in under_autocast)
+            for name, child in module._modules.items()
+        }
+
+    def _traced(self, module: nn.Module, path: str) -> tuple[fx.Graph, list[Match]] | None:
+        """The graph of the module's own forward with its ops raised; None, and a word in the report, without one."""
+        forward = own_forward(module)
+        if forward is None:
+            return None
+        try:
+            graph = trace(module)
+        except Untraceable as reason:
+            self.skipped.append(Skipped(path, str(reason)))
+        except ModeDependent as reason:
+            if mentions_an_op(module, forward, self.patterns):
+                source = f"{forward.__code__.co_filename}:{forward.__code__.co_firstlineno}"
+                name = f"{type(module).__qualname__}.forward"
+                detail = f"the forward {reason}, which a rewritten forward would not follow; {_WAY_OUT}"
+                self.near_misses.append(NearMiss("-", path, source, name, "mode-dependent", detail))
+            else:
+                self.skipped.append(Skipped(path, str(reason)))
+        else:
+            return graph, self._raise(graph, module, path, autocast=False)
+        return None
+
+    def _raise(self, graph: fx.Graph, root: nn.Module, path: str, autocast: bool) -> list[Match]:
+        """Raise the ops of ``graph`` in place and report them."""
+        found, near = raise_ops(graph, root, self.patterns, autocast or _enters_autocast(graph))
+        for match in found:
+            values = tuple(map(value_of, match.tensors))
+            known = all(isinstance(value, torch.Tensor) for value in values)
+            like = values[0] if known else self.example
+            self.sites.append(
+                Site(
+                    spec=match.spec,
+                    path=_joined(path, match),
+                    source=source_of(match.covered),
+                    spelling=match.spelling,
+                    tensors=values if known else None,
+                    dtype=getattr(like, "dtype", None),
+                    device=getattr(like, "device", None),
+                )
+            )
+        for match in near:
+            assert match.flaw is not None
+            where = match.spec.qualname, _joined(path, match), source_of(match.covered), match.spelling
+            self.near_misses.append(NearMiss(*where, match.flaw.code, match.flaw.detail))
+        return found
+
+
+def _joined(path: str, match: Match) -> str:
+    return ".".join(filter(None, (path, path_of(match.root))))
+
+
+def _enters_autocast(graph: fx.Graph) -> bool:
+    return any(node.target is torch.amp.autocast_mode._enter_autocast for node in graph.nodes)
+
+
+def _bodies_under_autocast(graph: fx.Graph) -> set[str]:
+    """The sub-modules that ``graph`` runs in an autocast region, as torch.export writes one."""
+    region = torch.ops.higher_order.wrap_with_autocast
+    calls = [node for node in graph.nodes if node.target is region]
+    return {str(operand.target) for call in calls for operand in call.all_input_nodes if operand.op == "get_attr"}

@@ -1,0 +1,88 @@
+"""`lower`: each op of a graph becomes what its chosen provider runs, visible when the graph is printed.
+
+``native`` becomes the op's plain PyTorch calls, the exact inverse of `fuse`; any other provider its own op, as in
+``torch.ops.relu2ir_cuda.relu_squared``, which is differentiable. Several providers accept a call by its device, dtype
+and shape, so each op node needs a fake value: of the capture, or of a run over fake copies of example inputs.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.fx.proxy import GraphAppendingTracer
+
+from relu2ir import library
+from relu2ir.errors import FuseError, ProviderError
+from relu2ir.fx.packing import value_of
+from relu2ir.fx.structure import copy_structure
+from relu2ir.registry import explain, provider, refusal
+from relu2ir.spec import OpSpec
+
+
+def lower(
+    graph_module: fx.GraphModule,
+    *example_inputs: Any,
+    providers: str | None = None,
+    platform: str | None = None,
+    there: bool = False,
+) -> fx.GraphModule:
+    """A copy of ``graph_module`` in which every op node calls what the registry chooses for it.
+
+    ``providers`` and ``platform`` ask as they do for a call; ``there`` shows what a machine of that platform would
+    choose, whatever is missing on this one. Raises FuseError where an op's operands are not known (give example
+    inputs), and ProviderError where a provider that was asked for by name cannot run.
+    """
+    if not isinstance(graph_module, fx.GraphModule):
+        found = type(graph_module).__name__
+        raise FuseError(f"lower takes a torch.fx.GraphModule; found {found}. Capture the model as a graph first.")
+    new = _copied(graph_module, {})
+    if example_inputs:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+            FakeTensorProp(new, mode).propagate(*example_inputs)
+    by_op = {getattr(getattr(torch.ops, s.namespace), s.name).default: s for s in library.specs()}
+    for module in new.modules():
+        if isinstance(module, fx.GraphModule):
+            for node in list(module.graph.nodes):
+                if node.op == "call_function" and node.target in by_op:
+                    _lower(node, by_op[node.target], providers, platform, there)
+            module.recompile()
+    return new
+
+
+def _copied(module: nn.Module, copies: dict[int, nn.Module]) -> Any:
+    """A copy of the graph modules of a tree; other modules, which hold no graph to lower, are shared."""
+    if not any(isinstance(below, fx.GraphModule) for below in module.modules()):
+        return module
+    if id(module) not in copies:
+        children = {name: child and _copied(child, copies) for name, child in module._modules.items()}
+        copies[id(module)] = copy_structure(module, children)
+    return copies[id(module)]
+
+
+def _lower(node: fx.Node, spec: OpSpec, providers: str | None, platform: str | None, there: bool) -> None:
+    operands = [*node.args, *(node.kwargs[input.name] for input in spec.inputs[len(node.args) :])]
+    values = [value_of(operand) for operand in operands if isinstance(operand, fx.Node)]
+    if len(values) != len(spec.inputs) or not all(isinstance(value, torch.Tensor) for value in values):
+        raise FuseError(
+            f"lower cannot choose a provider for '{node.name}' ({spec.qualname}): its operands are not known in this "
+            "graph. Give example inputs, lower(graph_module, x), or capture with torch.compile or torch.export."
+        )
+    explanation = explain(spec, *values, providers=providers, platform=platform)
+    chosen = explanation.there if there else explanation.chosen
+    if chosen is None:
+        raise ProviderError(refusal(explanation))
+    if not provider(chosen, explanation.source).plain:
+        node.target = library.inner_op(spec, chosen)
+        return
+    graph, tracer = node.graph, GraphAppendingTracer(node.graph)
+    params = [node.kwargs.get(name, default) for name, default in spec.params.items()]
+    with graph.inserting_before(node):
+        result = provider(chosen, "").lower(spec)(*(fx.Proxy(operand, tracer) for operand in operands), *params).node
+    result.meta = copy.copy(node.meta)
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)

@@ -1,0 +1,225 @@
+"""Where a graph computes an op: the op's expression unified with what the nodes say, read through `spellings`.
+
+Nothing here changes a graph, and nothing here knows a provider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, Node
+
+from relu2ir.fx.alias import Aliases
+from relu2ir.fx.packing import part_of, value_of
+from relu2ir.fx.patterns import Flaw, Pattern
+from relu2ir.fx.spellings import Operand, Spelled, is_number, spelled
+from relu2ir.ir.expr import Call, Const, Expr, Name
+from relu2ir.spec import Layout, OpSpec
+
+_NO_GAIN = "it must be computed anyway, so fusing would save nothing"
+
+
+@dataclass(frozen=True)
+class Match:
+    """An op found at ``root``.
+
+    ``covered`` are the nodes that compute it, root first; ``packing`` the views that split a packed input; ``reads``
+    the covered nodes that read an input. ``other_square``: the op has a square where this place has a product, or the
+    reverse; under CUDA autocast their types differ (``r * r`` stays bfloat16, ``square`` gives float32).
+    """
+
+    pattern: Pattern
+    root: Node
+    inputs: Mapping[str, Node] = field(default_factory=dict)
+    params: Mapping[str, float] = field(default_factory=dict)
+    covered: Mapping[Node, Spelled] = field(default_factory=dict)
+    names: Mapping[Operand, str] = field(default_factory=dict)
+    packing: tuple[Node, ...] = ()
+    reads: tuple[Node, ...] = ()
+    other_square: bool = False
+    flaw: Flaw | None = None
+
+    @property
+    def spec(self) -> OpSpec:
+        return self.pattern.spec
+
+    @property
+    def tensors(self) -> tuple[Node, ...]:
+        """The op's tensors in order."""
+        return tuple(self.inputs[input.name] for input in self.spec.inputs)
+
+    @property
+    def spelling(self) -> str:
+        """The place as its author wrote it: ``torch.square(F.relu(x))``."""
+
+        def text(operand: Any) -> str:
+            if operand in self.covered:
+                return self.covered[operand].text([text(o) for o in self.covered[operand].operands])
+            return self.names.get(operand, str(operand)) if isinstance(operand, Node) else repr(operand)
+
+        return text(self.root)
+
+
+class Matcher:
+    """Matches in one graph over ``root``. ``autocast``: it runs, in whole or in part, under autocast."""
+
+    def __init__(self, graph: Graph, root: nn.Module, autocast: bool = False) -> None:
+        self.graph, self.root, self.autocast = graph, root, autocast
+        self.position = {node: i for i, node in enumerate(graph.nodes)}
+        read = ((node, spelled(node, root)) for node in graph.nodes)
+        self.spelled: dict[Node, Spelled] = {node: primitive for node, primitive in read if primitive is not None}
+        self.by_primitive: dict[str, list[Node]] = {}
+        for node, primitive in self.spelled.items():
+            self.by_primitive.setdefault(primitive.primitive, []).append(node)
+
+    @cached_property
+    def aliases(self) -> Aliases:
+        return Aliases(self.graph, self.root)
+
+    def find(self, patterns: Sequence[Pattern]) -> tuple[list[Match], list[Match]]:
+        """The matches, and the near misses (matches with a flaw), each in graph order.
+
+        No node belongs to two matches; longer patterns choose first.
+        """
+        found: dict[Node, Match] = {}
+        missed: dict[Node, Match] = {}
+        claimed: set[Node] = set()
+        for pattern in patterns:
+            for node in self._candidates(pattern.expr):
+                if node in claimed:
+                    continue
+                for match in self._matches(pattern, node):
+                    if not claimed.isdisjoint(match.covered):
+                        continue
+                    flaw = pattern.flaw or match.flaw or self._flaw(match)
+                    if flaw is None:
+                        found[node] = match
+                        claimed.update(match.covered)
+                        break
+                    missed.setdefault(node, replace(match, flaw=flaw))
+        near = [match for node, match in missed.items() if claimed.isdisjoint(match.covered)]
+        order = self.position.__getitem__
+        return sorted(found.values(), key=lambda m: order(m.root)), sorted(near, key=lambda m: order(m.root))
+
+    def _candidates(self, expr: Expr) -> list[Node]:
+        assert isinstance(expr, Call)
+        names = (expr.primitive, "mul", "pow") if expr.primitive == "square" else (expr.primitive,)
+        return [node for name in names for node in self.by_primitive.get(name, [])]
+
+    def _matches(self, pattern: Pattern, root: Node) -> Iterator[Match]:
+        yield from self._unify(pattern.expr, root, root, Match(pattern, root))
+
+    def _unify(self, expr: Expr, value: Operand, reader: Node, match: Match) -> Iterator[Match]:
+        """Every way to read ``value``, an operand of ``reader``, as ``expr``, each as ``match`` grown by it."""
+        if isinstance(expr, Name):
+            yield from self._bind(expr.name, value, reader, match)
+        elif isinstance(expr, Const):
+            if is_number(value) and Const(float(value)) is expr:
+                yield match
+        elif isinstance(value, Node) and (primitive := self.spelled.get(value)) is not None:
+            assert isinstance(expr, Call)
+            grown = self._cover(value, primitive, match)
+            a, *rest = primitive.operands
+            if expr.primitive == "square":
+                other = match.other_square or match.pattern.squares != {primitive.primitive}
+                grown = replace(grown, other_square=other)
+            if primitive.primitive == expr.primitive:
+                yield from self._unify_all(expr.args, primitive.operands, value, grown)
+                if primitive.primitive in ("add", "mul") and a is not rest[0]:
+                    yield from self._unify_all(expr.args, (rest[0], a), value, grown)
+            elif expr.primitive == "square" and primitive.primitive == "mul":
+                yield from self._unify_all(expr.args * 2, primitive.operands, value, grown)
+            elif expr.primitive == "square" and primitive.primitive == "pow":
+                flaw = Flaw("tensor_exponent", "pow with a tensor exponent differs in the last bit: write the number 2")
+                yield from self._unify_all(expr.args, (a,), value, replace(grown, flaw=grown.flaw or flaw))
+
+    def _unify_all(
+        self, exprs: Sequence[Expr], values: Sequence[Operand], reader: Node, match: Match
+    ) -> Iterator[Match]:
+        if not exprs:
+            yield match
+            return
+        for grown in self._unify(exprs[0], values[0], reader, match):
+            yield from self._unify_all(exprs[1:], values[1:], reader, grown)
+
+    def _cover(self, node: Node, primitive: Spelled, match: Match) -> Match:
+        flaw = match.flaw
+        if primitive.inplace:
+            flaw = flaw or Flaw("inplace", f"'{node.name}' writes into its operand: use the out-of-place form")
+        if primitive.hooked:
+            flaw = flaw or Flaw("hooked", f"the module '{node.target}' has hooks, which would not run: remove them")
+        return replace(match, covered={**match.covered, node: primitive}, flaw=flaw)
+
+    def _bind(self, name: str, value: Operand, reader: Node, match: Match) -> Iterator[Match]:
+        if name in match.spec.params:
+            if is_number(value) and match.params.get(name, value) == value:
+                yield replace(match, params={**match.params, name: float(value)})
+            return
+        input, index = match.pattern.parts[name]
+        if not isinstance(value, Node):
+            return
+        source, packing = value, ()
+        if input.layout is not Layout.plain:
+            part = part_of(value)
+            if part is None or (part.layout, part.index) != (input.layout, index):
+                return
+            source, packing = part.source, part.views
+        if match.inputs.get(input.name, source) is source:
+            yield replace(
+                match,
+                inputs={**match.inputs, input.name: source},
+                names={**match.names, value: name},
+                packing=tuple(dict.fromkeys((*match.packing, *packing))),
+                reads=tuple(dict.fromkeys((*match.reads, reader))),
+            )
+
+    def _flaw(self, match: Match) -> Flaw | None:
+        """The first reason why rewriting ``match`` could change a result, or save nothing."""
+        for node in match.covered:
+            users = [user for user in node.users if user not in match.covered]
+            if node is not match.root and users:
+                user = "is returned" if users[0].op == "output" else f"is also used by '{users[0].name}'"
+                return Flaw("escapes", f"the intermediate result '{node.name}' {user}: {_NO_GAIN}")
+        first = min(self.position[node] for node in match.reads)
+        writer = self.aliases.write_after(match.tensors, first)
+        if writer is not None:
+            detail = f"'{writer.name}' may write to the op's input after it is read: write out of place, or clone it"
+            return Flaw("mutated", detail)
+        for tensor in match.tensors:
+            if not self._is_tensor(tensor, match):
+                detail = (
+                    f"'{tensor.name}' may be a number: capture with torch.compile or torch.export, which know types"
+                )
+                return Flaw("unknown_type", detail)
+        return self._dtype_flaw(match)
+
+    def _dtype_flaw(self, match: Match) -> Flaw | None:
+        if match.other_square and self.autocast:
+            detail = "under autocast a product and a square have different types: write the square as the op does"
+            return Flaw("dtype_change", detail)
+        values = [value_of(node) for node in (*match.tensors, match.root)]
+        if all(isinstance(value, torch.Tensor) for value in values):
+            *operands, result = (value.dtype for value in values)
+            expected = operands[0]
+            for dtype in operands[1:]:
+                expected = torch.promote_types(expected, dtype)
+            if match.params and not expected.is_floating_point:
+                return Flaw("dtype_change", f"the op's params are floats, which would change {expected}: cast outside")
+            if result != expected:
+                return Flaw("dtype_change", f"the result is {result} where the operands give {expected}: cast outside")
+        return None
+
+    def _is_tensor(self, node: Node, match: Match) -> bool:
+        """Whether an input is known to be a tensor: Python numbers are added and multiplied by the same operators."""
+        if value_of(node) is not None:
+            return isinstance(value_of(node), torch.Tensor)
+        if node not in match.names or node.op in ("get_attr", "call_module"):  # a packed tensor, or a layer's result
+            return True
+        if any(node in s.operands and not s.by_operator for s in map(match.covered.__getitem__, match.reads)):
+            return True
+        return node.op == "call_function" and torch.overrides.resolve_name(node.target) is not None

@@ -1,0 +1,140 @@
+"""Fusing inside nn.Modules: whole activation modules are swapped, other forwards are traced one by one.
+
+A model is never traced as a whole (that fails on real ones). What cannot be traced truthfully is left as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import dis
+import inspect
+import itertools
+import linecache
+from collections.abc import Callable, Iterable
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from relu2ir.fx.match import Match
+from relu2ir.fx.patterns import Pattern
+from relu2ir.fx.spellings import ROWS, has_hooks
+from relu2ir.ir.expr import OPERATORS, Call, postorder
+from relu2ir.nn import Activation, layer_for
+
+_MODULE_STATE = vars(nn.Module()).keys()
+_BINARY_OF_3_10 = {"BINARY_POWER": "**", "BINARY_MULTIPLY": "*"}
+
+
+def as_layer(module: nn.Module, graph: fx.Graph, matches: list[Match]) -> Activation | None:
+    """The layer of an op that ``module`` is: its forward is the op of its arguments, and it has nothing else."""
+    if len(matches) != 1 or matches[0].other_square or has_hooks(module):
+        return None
+    (match,) = matches
+    *placeholders, op, output = graph.nodes
+    given = tuple(node for node in placeholders if node.op == "placeholder" and not node.args)
+    if len(given) < len(placeholders) or op.args != given or output.args != (op,) or len(set(given)) < len(given):
+        return None
+    if vars(module).keys() - _MODULE_STATE or module._parameters or module._buffers or module._modules:
+        return None
+    layer = layer_for(match.spec)(**match.params)
+    return layer.train(module.training)
+
+
+class FusedForward:
+    """The forward of one module with its ops raised: ``module.forward``, in place of the one of its class.
+
+    It reads parameters, buffers and children from the module at each call. Where what the graph has absorbed is no
+    longer what it was (an nn.ReLU replaced or hooked; autocast, around a square that the op writes otherwise), the
+    class's own forward runs. A deepcopy belongs to the copied module. A pickle holds the class's own forward: generated
+    code is not stored, so fuse again after loading.
+    """
+
+    def __init__(self, owner: nn.Module, graph: fx.Graph, matches: Iterable[Match]) -> None:
+        self.owner = owner
+        self.run = _compiled(graph, type(owner).__qualname__)
+        covered = [node for match in matches for node in match.covered]
+        absorbed = {str(node.target) for node in covered if node.op == "call_module"}
+        self.absorbed = {name: type(owner.get_submodule(name)) for name in absorbed}
+        self.not_under_autocast = any(match.other_square for match in matches)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        run = self.run if self._holds() else type(self.owner).forward
+        return run(self.owner, *args, **kwargs)
+
+    def _holds(self) -> bool:
+        if self.not_under_autocast and torch._C._is_any_autocast_enabled():
+            return False
+        if self.absorbed and torch.nn.modules.module._has_any_global_hook():
+            return False
+        for name, kind in self.absorbed.items():
+            child = self.owner.get_submodule(name)
+            if type(child) is not kind or has_hooks(child) or getattr(child, "inplace", False):
+                return False
+        return True
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(_own_forward_of(self.owner))
+
+    def of(self, owner: nn.Module) -> FusedForward:
+        """The same for a copy of the module."""
+        new = object.__new__(FusedForward)
+        vars(new).update(vars(self) | {"owner": owner})
+        return new
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FusedForward:
+        return self.of(copy.deepcopy(self.owner, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _own_forward_of, (self.owner,)
+
+
+def _own_forward_of(owner: nn.Module) -> MethodType:
+    return MethodType(type(owner).forward, owner)
+
+
+def _compiled(graph: fx.Graph, name: str) -> Callable[..., Any]:
+    """The function of ``graph``, of the module and its arguments; tracebacks show its text."""
+    code = graph.python_code("self")
+    file, scope = f"<relu2ir fused {name} {next(_compilations)}>", dict(code.globals)
+    exec(compile(code.src, file, "exec"), scope)
+    linecache.cache[file] = (len(code.src), None, code.src.splitlines(keepends=True), file)
+    return scope["forward"]
+
+
+_compilations = itertools.count()
+
+
+def mentions_an_op(module: nn.Module, forward: FunctionType, patterns: Iterable[Pattern]) -> bool:
+    """Whether the text of ``forward`` has a word for every activation of some op: a guess, for reports only."""
+    words, symbols = _words(forward.__code__)
+    children = {type(child) for child in module.children()}
+
+    def mentioned(primitive: str) -> bool:
+        rows = [ROWS[primitive], *([ROWS["pow"]] if primitive == "square" else [])]
+        spellings = {name for row in rows for name in (*row.methods, *(f.__name__ for f in row.functions))}
+        by_symbol = primitive == "square" and not symbols.isdisjoint(("**", "*"))
+        return by_symbol or not words.isdisjoint(spellings) or not children.isdisjoint(ROWS[primitive].modules)
+
+    for pattern in patterns:
+        primitives = {node.primitive for node in postorder([pattern.expr]) if isinstance(node, Call)}
+        telling = primitives - {*OPERATORS, "neg", "where"}
+        if telling and all(map(mentioned, telling)):
+            return True
+    return False
+
+
+def _words(code: CodeType) -> tuple[set[str], set[str]]:
+    words, symbols = set(code.co_names), set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "BINARY_OP":
+            symbols.add(instruction.argrepr)
+        elif instruction.opname in _BINARY_OF_3_10:
+            symbols.add(_BINARY_OF_3_10[instruction.opname])
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            inner = _words(constant)
+            words, symbols = words | inner[0], symbols | inner[1]
+    return words, symbols

@@ -1,0 +1,58 @@
+"""Raising matches in a graph: each becomes one call of its op, and nothing else of the graph is touched."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.fx import Graph, Node
+
+from relu2ir.fx.match import Match, Matcher
+from relu2ir.fx.patterns import Pattern
+
+
+def raise_ops(
+    graph: Graph, root: nn.Module, patterns: list[Pattern], autocast: bool = False
+) -> tuple[list[Match], list[Match]]:
+    """Rewrite ``graph`` in place; the matches and the near misses. Matches still hold the nodes that they replaced."""
+    matcher = Matcher(graph, root, autocast)
+    found, near = matcher.find(patterns)
+    replaced: dict[Node, Node] = {}
+    for match in found:
+        replaced[match.root] = _replace(graph, match, matcher.position, replaced)
+    return found, near
+
+
+def _replace(graph: Graph, match: Match, position: dict[Node, int], replaced: dict[Node, Node]) -> Node:
+    # Where the last input was read: a later place might see another value, an earlier one not all inputs.
+    at = max(match.reads, key=position.__getitem__)
+    op = getattr(getattr(torch.ops, match.spec.namespace), match.spec.name).default
+    args = tuple(replaced.get(tensor, tensor) for tensor in match.tensors)
+    with graph.inserting_before(at):
+        node = graph.create_node("call_function", op, args, dict(match.params), name=match.spec.name)
+    node.meta = copy.copy(match.root.meta)
+    match.root.replace_all_uses_with(node)
+    # Only what this rewrite has left without a reader; eliminate_dead_code() would drop the user's square_().
+    for dead in sorted([*match.covered, *match.packing], key=position.__getitem__, reverse=True):
+        if not dead.users:
+            graph.erase_node(dead)
+    return node
+
+
+def path_of(node: Node) -> str:
+    """The module in which ``node`` was written, as the capture recorded it: ``layers.0.mlp.act_fn``."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next(reversed([entry[0] for entry in stack.values()]), "") if stack else ""
+    return re.sub(r"^L\['\w+'\]\.?", "", path)
+
+
+def source_of(nodes: Iterable[Node]) -> str:
+    """``model.py:12``: the line that wrote the first of ``nodes`` that knows its line."""
+    for node in nodes:
+        lines = re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or "")
+        if lines:
+            return ":".join(lines[-1])
+    return ""

@@ -1,0 +1,232 @@
+"""How graphs write each primitive: one table, one row per primitive, read by `spelled`.
+
+Symbolic traces hold ``torch.relu``, ``.relu()`` and ``nn.ReLU``; Dynamo adds keyword arguments (``F.relu(x,
+inplace=False)``); torch.export gives ATen overloads. A row names them all: nothing else in the pass knows a spelling.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.fx import Node
+
+aten = torch.ops.aten
+Operand: TypeAlias = Node | int | float
+
+
+@dataclass(frozen=True)
+class Row:
+    """The spellings of one primitive.
+
+    ``parameters`` are its operands in order, by their keyword; ``extras`` further positional ones. ``functions`` are
+    call_function targets, ``inplace`` those that write into their first operand; ``methods`` are Tensor methods, of
+    which the form with ``_`` writes in place, and ``self_at`` says which operand a method is called on. ``modules`` are
+    nn.Module classes without parameters.
+    """
+
+    parameters: tuple[str, ...]
+    functions: tuple[Callable[..., Any], ...]
+    methods: tuple[str, ...] = ()
+    modules: tuple[type[nn.Module], ...] = ()
+    inplace: tuple[Callable[..., Any], ...] = ()
+    extras: tuple[str, ...] = ()
+    self_at: int = 0
+
+
+UNARY, BINARY = ("input",), ("input", "other")
+
+
+def _comparison(name: str, *names: str) -> Row:
+    overload = getattr(aten, name)
+    functions = (
+        getattr(operator, name),
+        *(getattr(torch, n) for n in (name, *names)),
+        overload.Tensor,
+        overload.Scalar,
+    )
+    return Row(BINARY, functions, (name, *names))
+
+
+# "pow" is no primitive: `spelled` reads it as square when the exponent is the number 2.
+ROWS: Mapping[str, Row] = {
+    "neg": Row(UNARY, (operator.neg, torch.neg, torch.negative, aten.neg.default), ("neg", "negative")),
+    "add": Row(
+        BINARY,
+        (operator.add, torch.add, aten.add.Tensor, aten.add.Scalar),
+        ("add",),
+        inplace=(operator.iadd, aten.add_.Tensor, aten.add_.Scalar),
+    ),
+    "sub": Row(
+        BINARY,
+        (operator.sub, torch.sub, torch.subtract, aten.sub.Tensor, aten.sub.Scalar),
+        ("sub", "subtract"),
+        inplace=(operator.isub, aten.sub_.Tensor, aten.sub_.Scalar),
+    ),
+    "mul": Row(
+        BINARY,
+        (operator.mul, torch.mul, torch.multiply, aten.mul.Tensor, aten.mul.Scalar),
+        ("mul", "multiply"),
+        inplace=(operator.imul, aten.mul_.Tensor, aten.mul_.Scalar),
+    ),
+    "div": Row(
+        BINARY,
+        (operator.truediv, torch.div, torch.divide, torch.true_divide, aten.div.Tensor, aten.div.Scalar),
+        ("div", "divide", "true_divide"),
+        inplace=(operator.itruediv, aten.div_.Tensor, aten.div_.Scalar),
+    ),
+    "lt": _comparison("lt", "less"),
+    "le": _comparison("le", "less_equal"),
+    "gt": _comparison("gt", "greater"),
+    "ge": _comparison("ge", "greater_equal"),
+    "where": Row(
+        ("condition", "input", "other"),
+        (torch.where, aten.where.self, aten.where.Scalar, aten.where.ScalarOther, aten.where.ScalarSelf),
+        ("where",),
+        self_at=1,
+    ),
+    "square": Row(
+        UNARY, (torch.square, aten.square.default), ("square",), inplace=(torch.square_, aten.square_.default)
+    ),
+    "pow": Row(
+        ("input", "exponent"),
+        (operator.pow, torch.pow, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor),
+        ("pow",),
+        inplace=(operator.ipow, aten.pow_.Scalar, aten.pow_.Tensor),
+    ),
+    "sqrt": Row(UNARY, (torch.sqrt, aten.sqrt.default), ("sqrt",), inplace=(torch.sqrt_, aten.sqrt_.default)),
+    "relu": Row(
+        UNARY,
+        (torch.relu, F.relu, aten.relu.default),
+        ("relu",),
+        (nn.ReLU,),
+        inplace=(torch.relu_, F.relu_, aten.relu_.default),
+        extras=("inplace",),
+    ),
+    "sigmoid": Row(
+        UNARY,
+        (torch.sigmoid, F.sigmoid, aten.sigmoid.default),
+        ("sigmoid",),
+        (nn.Sigmoid,),
+        inplace=(torch.sigmoid_, aten.sigmoid_.default),
+    ),
+    "silu": Row(
+        UNARY, (F.silu, aten.silu.default), modules=(nn.SiLU,), inplace=(aten.silu_.default,), extras=("inplace",)
+    ),
+}
+
+_SYMBOLS = (
+    {operator.neg: "-{0}", operator.pow: "{0} ** {1}", operator.ipow: "{0} **= {1}"}
+    | {
+        getattr(operator, prefix + name): f"{{0}} {symbol}{'=' * bool(prefix)} {{1}}"
+        for name, symbol in (("add", "+"), ("sub", "-"), ("mul", "*"), ("truediv", "/"))
+        for prefix in ("", "i")
+    }
+    | {getattr(operator, n): f"{{0}} {s} {{1}}" for n, s in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="))}
+)
+_KEYWORDS = {"self": "input"}
+# Keywords that change nothing at these values.
+_NEUTRAL = {"alpha": 1, "out": None, "rounding_mode": None}
+
+# What a node calls: its primitive, and whether it writes in place.
+_CALLED: Mapping[tuple[str, Any], tuple[str, bool]] = {
+    **{("call_function", f): (name, False) for name, row in ROWS.items() for f in row.functions},
+    **{("call_function", f): (name, True) for name, row in ROWS.items() for f in row.inplace},
+    **{("call_method", m): (name, False) for name, row in ROWS.items() for m in row.methods},
+    **{("call_method", f"{m}_"): (name, True) for name, row in ROWS.items() for m in row.methods},
+}
+_MODULES = {kind: name for name, row in ROWS.items() for kind in row.modules}
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """A node read as a primitive of its operands. ``template`` writes it as the user did, over the operands' texts."""
+
+    primitive: str
+    operands: tuple[Operand, ...]
+    template: str
+    inplace: bool = False
+    hooked: bool = False
+
+    @property
+    def by_operator(self) -> bool:
+        """Written with an operator, which Python numbers have too: no evidence that an operand is a tensor."""
+        return self.template in _SYMBOLS.values()
+
+    def text(self, operands: list[str]) -> str:
+        """The spelling over the texts of its operands, bracketed where an operator or a method needs it."""
+        binds = self.by_operator or self.template.startswith("{")
+        return self.template.format(*(f"({text})" if binds and " " in text else text for text in operands))
+
+
+def spelled(node: Node, root: nn.Module) -> Spelled | None:
+    """``node`` of a graph over ``root`` as a primitive, or None when it is none."""
+    if node.op == "call_module":
+        module = root.get_submodule(str(node.target))
+        name = _MODULES.get(type(module))
+        if name is None or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], Node):
+            return None
+        template = f"nn.{type(module).__name__}()({{0}})"
+        return Spelled(name, (node.args[0],), template, getattr(module, "inplace", False), has_hooks(module))
+    known = _CALLED.get((node.op, node.target))
+    if known is None:
+        return None
+    name, inplace = known
+    values = _values(node, ROWS[name])
+    if values is None:
+        return None
+    inplace = bool(inplace or values.pop("inplace", False))
+    operands = tuple(values.pop(parameter, None) for parameter in ROWS[name].parameters)
+    if any(keyword not in _NEUTRAL or value != _NEUTRAL[keyword] for keyword, value in values.items()):
+        return None
+    if not all(isinstance(operand, Node) or is_number(operand) for operand in operands):
+        return None
+    template = _template(node, len(operands), ROWS[name].self_at)
+    if name == "pow" and is_number(operands[1]):
+        squared = Spelled("square", operands[:1], template.replace("{1}", str(operands[1])), inplace)
+        return squared if operands[1] == 2 else None
+    return Spelled(name, operands, template, inplace)
+
+
+def _values(node: Node, row: Row) -> dict[str, Any] | None:
+    """The arguments of a call by keyword; None when there are more than the row knows."""
+    args = list(node.args)
+    if node.op == "call_method":
+        args.insert(row.self_at, args.pop(0))
+    names = (*row.parameters, *row.extras)
+    if len(args) > len(names):
+        return None
+    return dict(zip(names, args)) | {_KEYWORDS.get(name, name): value for name, value in node.kwargs.items()}
+
+
+def _template(node: Node, arity: int, self_at: int) -> str:
+    if node.target in _SYMBOLS:
+        return _SYMBOLS[node.target]
+    slots = [f"{{{i}}}" for i in range(arity)]
+    if node.op == "call_method":
+        return f"{slots.pop(self_at)}.{node.target}({', '.join(slots)})"
+    return f"{function_name(node.target)}({', '.join(slots)})"
+
+
+def function_name(target: Any) -> str:
+    """``F.relu``, ``torch.square``, ``aten.relu.default``: a call_function target as a reader knows it."""
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    module = "F" if getattr(target, "__module__", "") == "torch.nn.functional" else "torch"
+    return f"{module}.{getattr(target, '__name__', target)}"
+
+
+def is_number(value: Any) -> bool:
+    """A literal that can be an operand; ``True`` is not 1 here."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether calling ``module`` does more than its ``forward``."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for kind in kinds)
