@@ -1,0 +1,231 @@
+"""The Triton kernels on the CPU, in Triton's interpreter. `test_triton.py` runs this file in a process of its own: a
+function that was decorated under TRITON_INTERPRET cannot be compiled.
+"""
+
+import math
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from relu2ir import specfile
+from relu2ir.ir.expr import Call, Name
+from relu2ir.ir.primitives import PRIMITIVES
+from relu2ir.layout import loops
+from relu2ir.providers import native, triton
+from relu2ir.spec import Input, Layout, OpSpec, Output
+
+# The interpreter computes with numpy, which warns where IEEE arithmetic just gives inf or NaN.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+OPS = {
+    spec.name: spec
+    for spec in specfile.read_text(
+        """
+        namespace: interpreted
+        ops:
+          relu_squared: {inputs: [x], expr: square(relu(x))}
+          silu_and_mul: {inputs: {x: {halves: [gate, up]}}, expr: silu(gate) * up}
+          paired: {inputs: {x: {pairs: [gate, up]}}, params: {top: 0.7}, expr: "where(gate > top, top, gate) * up"}
+          weighted: {inputs: [x, y], params: {weight: 0.1}, expr: x * x * x * weight + 1.702 * y}
+        """
+    ).ops
+}
+DTYPES = (torch.float32, torch.float16, torch.float64)
+SPECIAL = (math.nan, 0.0, -0.0, math.inf, -math.inf, 0.5, -3.0, 1e30, -1e30)
+
+
+def fill(*shape, dtype):
+    return torch.randn(shape, dtype=torch.float64).to(dtype)
+
+
+# Where an operand lies; each logical shape is even in its last dimension, so that packed inputs can have it too.
+PLACES = {
+    "contiguous": lambda t: fill(5, 38, dtype=t),
+    "one row": lambda t: fill(38, dtype=t),
+    "more than a block, odd": lambda t: fill(3, 2050, dtype=t)[:, :].reshape(-1)[: 3 * 2050 - 2],
+    "size 1": lambda t: fill(1, 1, 2, dtype=t),
+    "empty": lambda t: fill(3, 0, dtype=t),
+    "no rows": lambda t: fill(0, 6, dtype=t),
+    "transposed": lambda t: fill(38, 5, dtype=t).t(),
+    "row slice": lambda t: fill(5, 60, dtype=t)[:, 7:45],
+    "every second column": lambda t: fill(5, 76, dtype=t)[:, ::2],
+    "expanded rows": lambda t: fill(1, 38, dtype=t).expand(5, 38),
+    "expanded columns": lambda t: fill(5, 1, dtype=t).expand(5, 38),
+    "three strides": lambda t: fill(4, 6, 40, dtype=t)[:, :5, :38],
+    "permuted": lambda t: fill(6, 4, 8, dtype=t).permute(2, 1, 0),
+    "permuted slice": lambda t: fill(7, 4, 8, dtype=t).permute(2, 1, 0)[1:, :3, :6],
+    "misaligned": lambda t: fill(191, dtype=t)[1:].view(5, 38),
+}
+
+
+def each(outputs):
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def rounded_once(spec, tensors, params):
+    """What ``spec`` gives when half types are computed in float32."""
+    dtype = tensors[0].dtype
+    wide = [tensor.float() if dtype == torch.float16 else tensor for tensor in tensors]
+    outputs = tuple(output.to(dtype) for output in each(native.lower(spec)(*wide, *params)))
+    return outputs if len(outputs) > 1 else outputs[0]
+
+
+def assert_close(found, expected):
+    # A transcendental of float32 may differ by an ulp or two, after which a half may round the other way.
+    rtol = {torch.float32: 2e-6, torch.float64: 1e-14, torch.float16: 2e-3}[found.dtype]
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=rtol / 100, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("place", "dtype"),
+    [(place, torch.float32) for place in PLACES] + [("misaligned", dtype) for dtype in DTYPES[1:]],
+    ids=str,
+)
+@pytest.mark.parametrize("op", OPS)
+def test_forward_and_gradient(op, place, dtype):
+    spec = OPS[op]
+    tensors = [PLACES[place](dtype) for _ in spec.inputs]
+    params = list(spec.params.values())
+    result = triton.lower(spec)(*tensors, *params)
+    assert_close(result, rounded_once(spec, tensors, params))
+    assert result.stride() == native.lower(spec)(*tensors, *params).stride()
+    for grad in fill(*result.shape, dtype=dtype), torch.ones((), dtype=dtype).expand(result.shape):
+        found = each(triton.lower(spec.backward)(grad, *tensors, *params))
+        expected = each(rounded_once(spec.backward, (grad, *tensors), params))
+        assert len(found) == len(expected) == len(tensors)
+        for one, other in zip(found, expected):
+            assert_close(one, other)
+
+
+def test_scalars():
+    for value in (3.0, -2.0):
+        x = torch.tensor(value)
+        assert triton.lower(OPS["relu_squared"])(x).equal(x.relu().square())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_relu_squared_keeps_every_bit(dtype):
+    finfo, integer = torch.finfo(dtype), {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    x = torch.tensor([*SPECIAL, finfo.tiny, finfo.smallest_normal / 2, finfo.max, -finfo.max], dtype=torch.float64)
+    x = torch.cat([x.to(dtype), torch.arange(-9, 10).to(integer).view(dtype), fill(400, dtype=dtype)])
+    expected, found = torch.square(torch.relu(x)), triton.lower(OPS["relu_squared"])(x)
+    nan = expected.isnan()
+    assert found.isnan().equal(nan)
+    assert found[~nan].view(integer).equal(expected[~nan].view(integer))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_gradient_of_relu_squared_keeps_nan_and_zeros(dtype):
+    x = torch.tensor(SPECIAL, dtype=dtype)
+    grad = torch.full_like(x, 2.0)
+    expected = native.lower(OPS["relu_squared"].backward)(grad, x)
+    found = triton.lower(OPS["relu_squared"].backward)(grad, x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert found[0].isnan(), "the gradient at NaN is NaN"
+
+
+def test_half_types_round_once_at_the_store():
+    x, y = fill(4096, dtype=torch.float16), fill(4096, dtype=torch.float16)
+    found = triton.lower(OPS["weighted"])(x, y, 0.1)
+    assert found.equal(rounded_once(OPS["weighted"], (x, y), (0.1,)))
+    assert not found.equal(native.lower(OPS["weighted"])(x, y, 0.1)), "plain PyTorch rounds after every operation"
+
+
+def test_float64_constants_and_params_are_exact():
+    x, y = fill(512, dtype=torch.float64), fill(512, dtype=torch.float64)
+    assert triton.lower(OPS["weighted"])(x, y, 0.3).equal(x * x * x * 0.3 + 1.702 * y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("primitive", [name for name, row in PRIMITIVES.items() if not row.is_condition])
+def test_a_primitive_is_its_torch_function(primitive, dtype):
+    args = tuple(map(Name, ("a", "b")[: 1 + (len(PRIMITIVES[primitive].args) > 1)]))
+    if primitive == "where":
+        args = (Call("lt", (Name("a"), Name("b"))), *args)
+    spec = OpSpec("interpreted", f"only_{primitive}", (Input("a", parts=("a",)), Input("b", parts=("b",)))[: len(args)],
+                  (Output("out", Layout.plain, (Call(primitive, args),)),))  # fmt: skip
+    values = torch.tensor([*SPECIAL, *torch.randn(20)], dtype=dtype)
+    operands = [t.contiguous() for t in torch.meshgrid(values, values, indexing="ij")][: len(spec.inputs)]
+    # By float64: torch's own float32 square root is not always the nearest number (MKL).
+    found, expected = triton.lower(spec)(*operands), native.lower(spec)(*(t.double() for t in operands)).to(dtype)
+    exact = dtype == torch.float32 and primitive not in ("sigmoid", "silu")
+    rtol = 0 if exact else 2 * torch.finfo(dtype).eps
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=0, equal_nan=True)
+    if primitive in ("neg", "add", "sub", "mul", "div"):
+        assert found.signbit()[~expected.isnan()].equal(expected.signbit()[~expected.isnan()])
+
+
+@pytest.mark.parametrize("condition", [name for name, row in PRIMITIVES.items() if row.is_condition])
+def test_a_condition_is_its_torch_function(condition):
+    a, b = Name("a"), Name("b")
+    spec = OpSpec("interpreted", f"only_{condition}", (Input("a", parts=("a",)), Input("b", parts=("b",))),
+                  (Output("out", Layout.plain, (Call("where", (Call(condition, (a, b)), a, b)),)),))  # fmt: skip
+    operands = [t.contiguous() for t in torch.meshgrid(*[torch.tensor(SPECIAL)] * 2, indexing="ij")]
+    expected = torch.where(getattr(torch, condition)(*operands), *operands)
+    torch.testing.assert_close(triton.lower(spec)(*operands), expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_columns_beyond_one_grid_axis_fold_onto_the_next(monkeypatch):
+    monkeypatch.setattr(triton, "MAX_BLOCKS", 2)
+    assert triton.grid(3, 4500) == ((3, 2, 3), 1, 1024)
+    x = fill(3, 9000, dtype=torch.float32)
+    found = triton.lower(OPS["silu_and_mul"])(x)
+    assert_close(found, rounded_once(OPS["silu_and_mul"], (x,), ()))
+
+
+def test_rows_more_than_2_to_the_31_elements_apart_are_read_in_place(tmp_path):
+    # A sparse file: 8 GB of addresses, a few pages of memory.
+    apart = 2**31 + 1024
+    storage = torch.from_file(str(tmp_path / "sparse"), shared=True, size=apart + 64, dtype=torch.float16)
+    x = storage.as_strided((2, 64), (apart, 1))
+    x.copy_(fill(2, 64, dtype=torch.float16))
+    spec = OPS["relu_squared"]
+    assert loops(((Layout.plain, x.shape, x.stride()), (Layout.plain, x.shape, (64, 1)))).rows == 2
+    assert triton.lower(spec)(x).equal(x.relu().square())
+    columns = storage.as_strided((64, 2), (1, apart))
+    assert triton.lower(spec)(columns).equal(columns.relu().square())
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("op", OPS)
+def test_a_fake_call_has_the_real_calls_shapes_and_strides(op, place):
+    for spec in OPS[op].with_backward:
+        first = PLACES[place](torch.float32)
+        tensors = [first for _ in spec.inputs]
+        if spec.forward is not None:
+            tensors[0] = triton.lower(spec.forward)(*tensors[1:], *spec.params.values())
+        triton.lower(spec)
+        kernel = getattr(torch.ops.interpreted_triton, spec.name).kernel
+        real = kernel(*tensors, *spec.params.values())
+        with FakeTensorMode() as mode:
+            fake = kernel(*map(mode.from_tensor, tensors), *spec.params.values())
+        for one, other in zip(each(real), each(fake)):
+            assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_ops_of_graphs_pass_opcheck(op):
+    spec = OPS[op]
+    triton.lower(spec)
+    tensors = [fill(3, 8, dtype=torch.float32) for _ in spec.inputs]
+    torch.library.opcheck(getattr(torch.ops.interpreted_triton, op).kernel, (*tensors, *spec.params.values()))
+
+
+def test_another_definition_under_a_known_name_takes_its_op_over():
+    one, other = (
+        specfile.read_text(f"namespace: interpreted\nops: {{twice: {{inputs: [x], expr: {expr}}}}}").ops[0]
+        for expr in ("x + x", "square(x)")
+    )
+    x = torch.tensor([3.0])
+    for spec, expected in ((one, 6.0), (other, 9.0), (one, 6.0)):
+        assert triton.lower(spec)(x).item() == expected
+        assert torch.ops.interpreted_triton.twice.kernel(x).item() == expected
+
+
+def test_the_interpreter_takes_cpu_tensors_but_not_bfloat16():
+    spec = OPS["relu_squared"]
+    assert triton.TRITON.missing() is None
+    assert triton.TRITON.refuses(spec, [torch.zeros(2)]) is None
+    reason = "Triton's interpreter truncates float32 to bfloat16 instead of rounding"
+    assert triton.TRITON.refuses(spec, [torch.zeros(2, dtype=torch.bfloat16)]) == reason
