@@ -133,4 +133,5 @@ def _function(spec: OpSpec, forward: Kernel, backward: Kernel) -> Kernel:
             return (*grads, *(None for _ in ctx.params))
 
     Recorded.__name__ = Recorded.__qualname__ = f"{spec.name}_recorded"
-    return Recorded.apply
+    # The C-level apply: 5.1 us against 6.9. The Python one adds the functorch case, which `not_plain` has ruled out.
+    return super(torch.autograd.Function, Recorded).apply

@@ -18,6 +18,7 @@ import torch.compiler.config
 from relu2ir import overrides
 from relu2ir.eager import forget, run, run_with
 from relu2ir.errors import OpError, Problem, ProviderError, SpecError, listed, suggestion
+from relu2ir.front import front
 from relu2ir.guards import EXACT
 from relu2ir.overrides import active
 from relu2ir.registry import Provider, provider, requested
@@ -100,7 +101,7 @@ def _register(spec: OpSpec) -> None:
         namespace = ops
     else:
         namespace = vars(ops).setdefault(spec.namespace, SimpleNamespace())
-    setattr(namespace, spec.name, _front(spec))
+    setattr(namespace, spec.name, front(spec, _python_front(spec)))
 
 
 def bind(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[torch.Tensor, ...], list[float]]:
@@ -128,8 +129,8 @@ def check_contract(spec: OpSpec, tensors: Iterable[torch.Tensor]) -> None:
             )
 
 
-def _front(spec: OpSpec) -> Callable[..., Any]:
-    """The function of ``spec`` in `ops`."""
+def _python_front(spec: OpSpec) -> Callable[..., Any]:
+    """The function of ``spec`` in `ops`, in Python: the whole rule."""
     public = getattr(getattr(torch.ops, spec.namespace), spec.name).default
 
     def call(*args: Any, provider: str | None = None, **kwargs: Any) -> Any:

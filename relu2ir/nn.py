@@ -5,6 +5,7 @@ A layer holds its op's name, never an op object, so it pickles and deep-copies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -22,6 +23,7 @@ class Activation(torch.nn.Module):
     """A layer that dispatches one op; its subclasses fix which. No parameters: the op's params are plain numbers."""
 
     op: str
+    function: Callable[..., Any]
 
     def __init__(self, **params: float) -> None:
         super().__init__()
@@ -35,7 +37,7 @@ class Activation(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         """The op by the chosen provider: the platform's row, or what an override asks for."""
-        return library.function(self.op)(*tensors, **self.params)
+        return self.function(*tensors, **self.params)
 
     def forward_native(self, *tensors: torch.Tensor) -> torch.Tensor:
         """The reference: the op's expression in plain PyTorch."""
@@ -62,7 +64,12 @@ def class_name(spec: OpSpec) -> str:
 @cache
 def layer_for(spec: OpSpec) -> type[Activation]:
     """The layer class of ``spec``."""
-    members = {"op": spec.qualname, "__doc__": f"{spec.doc}\n\n{spec.formula}", "__module__": __name__}
+    members = {
+        "op": spec.qualname,
+        "function": staticmethod(library.function(spec.qualname)),
+        "__doc__": f"{spec.doc}\n\n{spec.formula}",
+        "__module__": __name__,
+    }
     return type(class_name(spec), (Activation,), members)
 
 

@@ -44,6 +44,7 @@ class Overrides:
 
 _environment = Overrides()
 _context: ContextVar[Overrides | None] = ContextVar("relu2ir.use", default=None)
+context_get = _context.get
 
 
 # Called after every change; `library.py` adds what torch's compile caches must know.
@@ -52,7 +53,7 @@ listeners: list[Callable[[], None]] = []
 
 def active() -> Overrides:
     """The overrides in force here and now: of the innermost ``use()`` of this context, else of the environment."""
-    return _context.get() or _environment
+    return context_get() or _environment
 
 
 def __getattr__(name: str) -> str:

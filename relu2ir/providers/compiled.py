@@ -38,7 +38,7 @@ MAX_DIMS = 16
 
 
 @cache
-def _load() -> tuple[Any, str | None]:
+def load() -> tuple[Any, str | None]:
     """The extension and None, or None and why it is not here."""
     import torch  # noqa: F401  # the extension finds torch's libraries loaded
 
@@ -52,13 +52,13 @@ def _load() -> tuple[Any, str | None]:
 
 
 def _missing_cpp() -> str | None:
-    return _load()[1]
+    return load()[1]
 
 
 def _missing_cuda() -> str | None:
     import torch
 
-    extension, reason = _load()
+    extension, reason = load()
     if extension is None:
         return reason
     built, hip = extension.gpu(), torch.version.hip is not None
@@ -100,7 +100,7 @@ def _refuses_shapes(spec: OpSpec, tensors: Sequence[torch.Tensor]) -> str | None
 
 def _refuses_definition(spec: OpSpec) -> str | None:
     """Whether this very op was compiled; an extension that is not here cannot tell, which `missing` says."""
-    extension, _ = _load()
+    extension, _ = load()
     if extension is None:
         return None
     forward = spec.forward or spec
@@ -115,7 +115,7 @@ def _refuses_definition(spec: OpSpec) -> str | None:
 def _lower(spec: OpSpec, name: str) -> Callable[..., Any]:
     import torch
 
-    _load()
+    load()
     # Without the overload's Python layer: 1.3 against 1.8 us a call.
     return getattr(getattr(torch.ops, f"{spec.namespace}_{name}"), spec.name).kernel._op
 

@@ -1,0 +1,85 @@
+"""The public function of an op: a builtin of the extension where that is built, a Python function elsewhere.
+
+The builtin answers the common call and hands every other to the Python function, which is the whole rule. Dynamo cannot
+look into a builtin, so it traces the Python function in its place.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from relu2ir import overrides
+from relu2ir.eager import table
+from relu2ir.providers.compiled import load
+from relu2ir.spec import OpSpec
+
+_for_dynamo: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
+
+
+def front(spec: OpSpec, python: Callable[..., Any]) -> Callable[..., Any]:
+    """``python`` as a builtin of the same name and signature, or itself where none is built."""
+    compiled, _ = load()
+    if not hasattr(compiled, "front"):  # none, or one that an older checkout built
+        return python
+    signature = ", ".join([*(input.name for input in spec.inputs), "*", *spec.params, "provider=None"])
+    builtin = compiled.front(
+        spec.name,
+        f"{spec.name}({signature})\n--\n\n{python.__doc__}",
+        len(spec.inputs),
+        tuple(spec.params.values()),
+        table(spec),
+        overrides.context_get,
+        vars(overrides),
+        vars(forward_ad),
+        (torch.Tensor, torch.nn.Parameter),
+        (
+            torch._C._functorch.peek_interpreter_stack,
+            torch._C._get_tracing_state,
+            torch._C._len_torch_function_stack,
+            torch._C._len_torch_dispatch_stack,
+            torch._C._is_any_autocast_enabled,
+            torch.is_grad_enabled,
+            torch.Tensor.is_neg,
+        ),
+        python,
+    )
+    _for_dynamo.append((builtin, python))
+    if "torch._dynamo" in sys.modules:
+        _substitute()
+    elif not any(isinstance(finder, _AfterDynamo) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterDynamo())
+    return builtin
+
+
+def _substitute() -> None:
+    """Tell Dynamo which Python function to trace for each builtin."""
+    while _for_dynamo:
+        builtin, python = _for_dynamo.pop()
+        torch.compiler.substitute_in_graph(builtin, skip_signature_check=True)(python)
+
+
+class _AfterDynamo(importlib.abc.MetaPathFinder):
+    """Runs `_substitute` once ``torch._dynamo`` has been imported; importing it for that would cost 1.7 s."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name != "torch._dynamo":
+            return None
+        sys.meta_path.remove(self)
+        found = importlib.util.find_spec(name)
+        if found is not None and found.loader is not None:
+            execute = found.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                _substitute()
+
+            found.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return found
