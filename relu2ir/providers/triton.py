@@ -107,7 +107,7 @@ def launcher(spec: OpSpec) -> Callable[..., Any]:
     body, count, allocate = functor(spec), len(spec.inputs), allocator(spec)
     layouts = [input.layout for input in spec.inputs] + [output.layout for output in spec.outputs]
     read, contiguous = len(spec.parts), torch.contiguous_format
-    # A half type's products are exact in float32, and its sums round once.
+    # The type in which each computes.
     types = {torch.float64: tl.float64} | dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), tl.float32)
 
     def run(tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], params: tuple[float, ...]) -> None:

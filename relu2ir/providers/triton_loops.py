@@ -5,6 +5,9 @@ Half types are loaded into float32 and rounded once, to nearest even, by the sto
 """
 # mypy: allow-untyped-defs
 
+from collections.abc import Callable
+from typing import Any
+
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
@@ -13,7 +16,12 @@ from triton.language.extra import libdevice
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
-@triton.jit(do_not_specialize=("n",))
+def _named(loop: str) -> Callable[[Any], str]:
+    """Kernels carry the functor's name, so a profile tells one op from another."""
+    return lambda specialization: f"{specialization.constants['functor'].__name__}_{loop}"
+
+
+@triton.jit(repr=_named("flat"), do_not_specialize=("n",))
 def flat(functor: tl.constexpr, inputs, outputs, n, numbers: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr):
     """Dense operands as one run of ``n`` elements; ``inputs`` and ``outputs`` are one pointer per part.
 
@@ -33,7 +41,7 @@ def flat(functor: tl.constexpr, inputs, outputs, n, numbers: tl.constexpr, T: tl
             tl.store(outputs[i] + start + lane, values[i], mask)
 
 
-@triton.jit(do_not_specialize=("rows",))
+@triton.jit(repr=_named("strided"), do_not_specialize=("rows",))
 def strided(
     functor: tl.constexpr,
     inputs,
