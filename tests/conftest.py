@@ -9,6 +9,7 @@ from __future__ import annotations
 import hypothesis
 import pytest
 import torch
+from matrix_table import MatrixTable
 from requirements import why_missing
 
 # Two threads exercise every parallel loop; more only fight over a small machine's cores.
@@ -20,6 +21,13 @@ hypothesis.settings.load_profile("relu2ir")
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "comma-separated tools and providers whose absence fails tests instead of skipping them: cuda,triton,nvcc"
     parser.addoption("--require", default="", help=text)
+    parser.addoption("--matrix-counts", default="", help="also write the backend matrix's outcomes to this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(name): skip with the reason where this tool or provider is missing")
+    if not hasattr(config, "workerinput"):  # under xdist the controller has every report
+        config.pluginmanager.register(MatrixTable(config.getoption("--matrix-counts")), "matrix-table")
 
 
 @pytest.fixture(autouse=True)

@@ -1,16 +1,13 @@
-"""Random expressions, and their value by torch's own functions: an evaluator that owes nothing to the providers."""
+"""Random expressions, and values at which operations turn."""
 
 from __future__ import annotations
 
 import functools
-import importlib
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from hypothesis import strategies as st
 
-from relu2ir.ir.expr import Call, Const, Expr, Name, fold
+from relu2ir.ir.expr import Call, Const, Expr, Name
 from relu2ir.ir.primitives import PRIMITIVES
 
 NAMES = ("x", "y")
@@ -18,26 +15,6 @@ SPECIAL = (float("nan"), 0.0, -0.0, float("inf"), -float("inf"), 5e-324, -5e-324
 
 _VALUES = [name for name, row in PRIMITIVES.items() if not row.is_condition and name != "where"]
 _CONDITIONS = [name for name, row in PRIMITIVES.items() if row.is_condition]
-
-
-def torch_function(primitive: str) -> Callable[..., torch.Tensor]:
-    module, _, name = PRIMITIVES[primitive].torch.rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
-def evaluate(expr: Expr, values: dict[str, torch.Tensor]) -> torch.Tensor:
-    """``expr`` over tensors of one dtype and shape, node by node."""
-    like = next(iter(values.values()))
-
-    def visit(node: Expr, args: list[torch.Tensor]) -> torch.Tensor:
-        if isinstance(node, Name):
-            return values[node.name]
-        if isinstance(node, Const):
-            return torch.full_like(like, node.value)
-        assert isinstance(node, Call)
-        return torch_function(node.primitive)(*args)
-
-    return fold([expr], visit)[expr]
 
 
 def expressions(constants: st.SearchStrategy[float]) -> st.SearchStrategy[Expr]:

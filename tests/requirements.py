@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from functools import cache
+from importlib.util import find_spec
+
+from relu2ir.registry import PROVIDERS
 
 # Each tool by the variable that overrides it and the commands by which it is found.
 _TOOLS = {"nvcc": ("", ("nvcc",)), "hipcc": ("", ("hipcc",)), "cxx": ("CXX", ("g++", "c++", "clang++"))}
@@ -18,9 +21,10 @@ def tool(name: str) -> str | None:
 
 
 def why_missing(name: str) -> str | None:
-    """Why this machine has no ``name``: a tool of the table or a provider; None when it has one."""
+    """Why this machine has no ``name`` (a tool, a provider, or as in ``"triton module"`` a module), or None."""
     if name in _TOOLS:
         return None if tool(name) else f"{name} was not found on PATH"
-    from relu2ir.registry import PROVIDERS
-
+    if name.endswith(" module"):
+        module = name.removesuffix(" module")
+        return None if find_spec(module) else f"{module} is not installed"
     return PROVIDERS[name].missing()

@@ -5,13 +5,14 @@ import itertools
 
 import pytest
 import torch
-from expressions import SPECIAL, evaluate, torch_function
+from expressions import SPECIAL
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from relu2ir.ir.expr import Call, Name
 from relu2ir.ir.gradient import gradient
 from relu2ir.ir.parse import parse
 from relu2ir.ir.primitives import PRIMITIVES
+from relu2ir.oracle import evaluate, torch_function
 
 DIFFERENTIABLE = [name for name, row in PRIMITIVES.items() if not row.is_condition]
 HALF_TYPES = (torch.float16, torch.bfloat16)
@@ -70,8 +71,7 @@ def derived_and_autograd(primitive: str, arrived: float) -> list[tuple[torch.Ten
     expected = torch.autograd.grad(result, wanted, grad)
     rules = [parse(rule, conditions=("c",)) for rule in row.gradient if rule]
     values = {"grad": grad, **{name: leaf.detach() for name, leaf in zip(row.args, leaves, strict=True)}}
-    # full_like in `evaluate` takes its type from the first value, so the float ones come first.
-    return [(evaluate(rule, values), value) for rule, value in zip(rules, expected, strict=True)]
+    return [(evaluate(rule, values, grad.dtype), value) for rule, value in zip(rules, expected, strict=True)]
 
 
 @pytest.mark.parametrize("arrived", [1.0, -0.75, float("inf"), float("nan")])
@@ -86,7 +86,7 @@ def test_relu_keeps_nan_in_value_and_gradient():
     x = torch.tensor([float("nan"), -1.0, 0.0, -0.0, 2.0])
     assert torch.relu(x).isnan().tolist() == [True, False, False, False, False]
     (rule,) = gradient([(parse("relu(x)"), Name("grad"))], ["x"])
-    assert evaluate(rule, {"x": x, "grad": torch.full_like(x, 3.0)}).tolist() == [3.0, 0.0, 0.0, 0.0, 3.0]
+    assert evaluate(rule, {"x": x, "grad": torch.full_like(x, 3.0)}, x.dtype).tolist() == [3.0, 0.0, 0.0, 0.0, 3.0]
 
 
 @pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)

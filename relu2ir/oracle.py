@@ -1,0 +1,170 @@
+"""What the result of an op may be: the oracle to which the tests hold every provider.
+
+It follows from the expression. Fused kernels compute in float32 for half types and in the type itself otherwise, and
+round once: an op of correctly rounded operations has one right answer, down to the bit. Where others take part
+(sqrt, sigmoid, silu), each may be 2 ulp off, and the bound is what these errors can add up to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from relu2ir.ir.expr import Call, Const, Expr, Name, fold, postorder
+from relu2ir.ir.parse import parse
+from relu2ir.ir.primitives import PRIMITIVES
+from relu2ir.spec import Layout, OpSpec
+
+WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
+# Not correctly rounded by torch itself: MKL's float32 root misses by 1 ulp in one of 35,000 (torch 2.13, CPU).
+INEXACT = frozenset({"sqrt", "sigmoid", "silu"})
+
+
+def torch_function(primitive: str) -> Callable[..., torch.Tensor]:
+    """The torch function that ``primitive`` means."""
+    module, _, name = PRIMITIVES[primitive].torch.rpartition(".")
+    return getattr(import_module(module), name)
+
+
+def evaluate(expr: Expr, values: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """``expr`` in ``dtype``, each operation by torch and rounded by itself: what every kernel must agree with."""
+
+    def visit(node: Expr, args: list[torch.Tensor]) -> torch.Tensor:
+        if isinstance(node, Name):
+            return values[node.name]
+        if isinstance(node, Const):
+            return torch.tensor(node.value, dtype=dtype)
+        assert isinstance(node, Call)
+        return torch_function(node.primitive)(*args)
+
+    return fold([expr], visit)[expr]
+
+
+def reference(spec: OpSpec) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """The op as it is meant: computed in the wider type and rounded once; one result per output."""
+
+    def run(*args: Any) -> tuple[torch.Tensor, ...]:
+        dtype = args[0].dtype
+        return tuple(value.to(dtype) for value in _outputs(spec, args, WIDER.get(dtype, dtype)))
+
+    return run
+
+
+def _outputs(spec: OpSpec, args: Sequence[Any], dtype: torch.dtype) -> list[torch.Tensor]:
+    values = scalars(spec, args, dtype)
+    shape = values[spec.parts[0]].shape
+    return [
+        packed(output.layout, [evaluate(expr, values, dtype).expand(shape) for expr in output.exprs])
+        for output in spec.outputs
+    ]
+
+
+def scalars(spec: OpSpec, args: Sequence[Any], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Each scalar name of ``spec`` with its values in ``dtype``, from the op's tensors in order and then its params."""
+    values: dict[str, torch.Tensor] = {}
+    for input, tensor in zip(spec.inputs, args):
+        wide = tensor.to(dtype)
+        if input.layout is Layout.plain:
+            parts: Sequence[torch.Tensor] = [wide]
+        elif input.layout is Layout.halves:
+            parts = wide.chunk(2, -1)
+        else:
+            parts = [wide[..., 0::2], wide[..., 1::2]]
+        values |= dict(zip(input.parts, parts))
+    params = args[len(spec.inputs) :] or spec.params.values()
+    return values | {name: torch.tensor(value, dtype=dtype) for name, value in zip(spec.params, params)}
+
+
+def packed(layout: Layout, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One tensor laid out as ``layout`` says, of one tensor per part."""
+    if layout is Layout.plain:
+        return parts[0]
+    return torch.cat(list(parts), -1) if layout is Layout.halves else torch.stack(list(parts), -1).flatten(-2)
+
+
+def rounding_errors(spec: OpSpec, args: Sequence[Any], dtype: torch.dtype) -> list[torch.Tensor]:
+    """How far from the exact result an evaluation in ``dtype`` may be, per output, to first order, in float64.
+
+    Each operation that rounds adds 2 ulp of its result, and hands on what its arguments bring, by its derivative.
+    """
+    eps, least = torch.finfo(dtype).eps, smallest(dtype)
+    values = scalars(spec, args, torch.float64)
+    one = torch.ones((), dtype=torch.float64)
+
+    def visit(node: Expr, args: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+        if isinstance(node, Name):
+            return values[node.name], 0 * one
+        if isinstance(node, Const):
+            return node.value * one, abs(node.value) * eps * one
+        assert isinstance(node, Call)
+        row = PRIMITIVES[node.primitive]
+        value = torch_function(node.primitive)(*(value for value, _ in args))
+        error = value.abs() * (2 * eps) + least if row.rounds else 0 * one
+        scope = dict(zip(row.args, (value for value, _ in args))) | {"grad": one}
+        for rule, (_, brought) in zip(row.gradient, args):
+            if rule is not None:
+                slope = evaluate(parse(rule, conditions=("c",)), scope, torch.float64).abs()
+                error = error + (slope * brought).nan_to_num(0.0)
+        return value, error.nan_to_num(0.0)
+
+    found = fold(spec.exprs, visit)
+    shape = values[spec.parts[0]].shape
+    return [packed(out.layout, [found[expr][1].expand(shape) for expr in out.exprs]) for out in spec.outputs]
+
+
+def smallest(dtype: torch.dtype) -> float:
+    """The smallest positive number of ``dtype``, a subnormal."""
+    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+
+
+def mismatches(
+    spec: OpSpec, args: Sequence[Any], results: Sequence[torch.Tensor], compute: torch.dtype | None = None
+) -> list[str]:
+    """What is wrong with ``results``, one line per output; none when they are right.
+
+    ``compute`` is the type in which the provider computes; by default a fused kernel's. Runs on the CPU.
+    """
+    args = [arg.detach().cpu() if isinstance(arg, torch.Tensor) else arg for arg in args]
+    dtype = args[0].dtype
+    compute = compute or (torch.float64 if dtype == torch.float64 else torch.float32)
+    own = [value.to(dtype) for value in _outputs(spec, args, compute)]
+    rounded = not any(isinstance(n, Call) and n.primitive in INEXACT for n in postorder(spec.exprs))
+    if spec.exact or (rounded and compute != dtype) or (rounded and dtype in (torch.float32, torch.float64)):
+        allowed = [torch.zeros_like(value, dtype=torch.float64) for value in own]
+        wide = own
+    else:
+        wide = list(reference(spec)(*args))
+        tolerance = max(torch.finfo(dtype).eps, spec.tolerance.get(str(dtype).removeprefix("torch."), 0.0))
+        errors = rounding_errors(spec, args, compute)
+        allowed = [
+            e + v.double().abs().nan_to_num(0.0, 0.0, 0.0) * tolerance + smallest(dtype) for e, v in zip(errors, wide)
+        ]
+    problems = []
+    for output, result, low, high, slack in zip(spec.outputs, results, own, wide, allowed):
+        problem = _mismatch(result.detach().cpu(), low, high, slack)
+        if problem:
+            problems.append(f"{output.name}{problem}")
+    return problems
+
+
+def _mismatch(got: torch.Tensor, own: torch.Tensor, wide: torch.Tensor, allowed: torch.Tensor) -> str | None:
+    """Between the type's own value and the wide one (they part where an intermediate overflows), give or take."""
+    if got.dtype != own.dtype or got.shape != own.shape:
+        return f" is {got.dtype} {list(got.shape)}; expected {own.dtype} {list(own.shape)}"
+    value, a, b = got.double(), own.double(), wide.double()
+    low, high = torch.minimum(a, b), torch.maximum(a, b)  # NaN if either is
+    between = (value >= low - allowed) & (value <= high + allowed)
+    near_one = ((value - a).abs() <= allowed) | ((value - b).abs() <= allowed)
+    # One alone is NaN after an overflow, as inf * 0: then a differently factored formula gives inf as rightly.
+    torn = (a.isnan() != b.isnan()) & (near_one | ~value.isfinite())
+    right = between | torn | (a.isnan() & b.isnan() & value.isnan())
+    if bool(right.all()):
+        return None
+    index = tuple((~right).nonzero()[0].tolist())
+    wrong = int((~right).sum())
+    return (
+        f"{list(index)} is {value[index].item()!r}, expected {b[index].item()!r} ({wrong} of {got.numel()} are wrong)"
+    )

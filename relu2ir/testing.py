@@ -1,0 +1,241 @@
+"""The backend matrix: any provider held to any op, over dtypes, memory arrangements and special values.
+
+Cells for an op of one's own, in one's own test suite:
+
+    @pytest.mark.parametrize("cell", relu2ir.testing.cells(ops=["mine::gated"]), ids=str)
+    def test_gated(cell):
+        cell.check()
+"""
+
+from __future__ import annotations
+
+import math
+import unittest
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch._subclasses import FakeTensorMode
+
+from relu2ir import library, registry
+from relu2ir.eager import opaque
+from relu2ir.oracle import mismatches, packed, smallest
+from relu2ir.platforms import DEVICE_TYPE, PLATFORMS, built_for_rocm
+from relu2ir.spec import Layout, OpSpec
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+DIRECTIONS = ("forward", "gradient")
+
+# ** 1 -- how tensors lie in memory **
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """``place`` takes dense values of ``shape`` (the last dimension twice that for a packed input) elsewhere."""
+
+    name: str
+    shape: tuple[int, ...]
+    place: Callable[[torch.Tensor], torch.Tensor] = lambda values: values
+
+
+def _window(values: torch.Tensor, *index: slice, sizes: Sequence[int]) -> torch.Tensor:
+    """``values`` as the window ``index`` of a larger buffer; around it stands what shows when it is read."""
+    buffer = torch.full(tuple(sizes), 123.0, dtype=values.dtype, device=values.device)
+    buffer[index].copy_(values)
+    return buffer[index]
+
+
+def _columns(values: torch.Tensor, first: int) -> torch.Tensor:
+    rows, columns = values.shape
+    return _window(values, slice(None), slice(first, first + columns), sizes=(rows, 2 * columns + first))
+
+
+def _every_second(values: torch.Tensor, dims: Collection[int]) -> torch.Tensor:
+    index = [slice(None, None, 2 if dim in dims else 1) for dim in range(values.dim())]
+    sizes = [2 * size if dim in dims else size for dim, size in enumerate(values.shape)]
+    return _window(values, *index, sizes=sizes)
+
+
+ARRANGEMENTS = (
+    Arrangement("contiguous", (5, 36)),
+    Arrangement("odd sizes", (3, 37)),
+    Arrangement("one element", (1,)),
+    Arrangement("size-1 dimensions", (1, 7, 1)),
+    Arrangement("0-d", ()),
+    Arrangement("empty", (0,)),
+    Arrangement("empty rows", (3, 0)),
+    Arrangement("no rows", (0, 4)),
+    Arrangement("many blocks", (35_001,)),
+    Arrangement("many sliced rows", (541, 65), lambda v: _columns(v, 0)),
+    Arrangement("transposed", (33, 18), lambda v: v.t().contiguous().t()),
+    Arrangement("permuted", (4, 5, 6), lambda v: v.permute(2, 0, 1).contiguous().permute(1, 2, 0)),
+    Arrangement("channels last", (2, 3, 4, 6), lambda v: v.contiguous(memory_format=torch.channels_last)),
+    Arrangement("row-sliced", (50, 32), lambda v: _columns(v, 0)),
+    Arrangement("row-sliced, odd, misaligned", (50, 37), lambda v: _columns(v, 3)),
+    Arrangement("strided", (17, 19), lambda v: _every_second(v, (1,))),
+    Arrangement("every second row", (17, 32), lambda v: _every_second(v, (0,))),
+    Arrangement("strided in every dimension", (4, 6, 8), lambda v: _every_second(v, (0, 1, 2))),
+    Arrangement("expanded rows", (6, 34), lambda v: v[:1].expand(v.shape)),
+    Arrangement("expanded columns", (6, 34), lambda v: v[:, :1].expand(v.shape)),
+    Arrangement("overlapping", (20, 6), lambda v: v.flatten().as_strided(v.shape, (1, 1))),
+    Arrangement("misaligned", (4099,), lambda v: _window(v, slice(1, None), sizes=(v.shape[0] + 1,))),
+)
+
+
+# Of special values: all pairs and triples; more are drawn.
+MAX_COMBINATIONS = 25_000
+
+
+def special_values(dtype: torch.dtype) -> list[float]:
+    """NaN, both zeros, both infinities, subnormals, the largest, and values around which an op turns."""
+    info = torch.finfo(dtype)
+    one_sided = [0.0, math.inf, smallest(dtype), info.smallest_normal, info.max, 1.0, 0.7, 3.0]
+    # float16: from 32768 on twice x overflows; -1.2785: silu's lowest point; 88.8 and 709.8: exp overflows.
+    one_sided += [x for x in (1.2785, 12.5, 88.8, 709.8, 32768.0) if x <= info.max]
+    return [math.nan, *one_sided, *(-x for x in one_sided)]
+
+
+def inputs(spec: OpSpec, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    """Named lists of the op's tensors: each arrangement for all operands and for one at a time, and special values."""
+    generator = torch.Generator().manual_seed(0)
+
+    def tensor(layout: Layout, arrangement: Arrangement, shape: tuple[int, ...]) -> torch.Tensor:
+        whole = shape if layout is Layout.plain else (*shape[:-1], 2 * shape[-1])
+        values = torch.randn(whole, generator=generator, dtype=torch.float64) * 3
+        return arrangement.place(values.to(device, dtype))
+
+    plain = ARRANGEMENTS[0]
+    packs = any(input.layout is not Layout.plain for input in spec.inputs)
+    count = len(spec.inputs)
+    for arrangement in ARRANGEMENTS:
+        if packs and not arrangement.shape:
+            continue  # there is no last dimension to split
+        small = math.prod(arrangement.shape) < 5000
+        alone = [(i,) for i in range(count)] if count > 1 and small and arrangement is not plain else []
+        for where in (tuple(range(count)), *alone):
+            names = ", ".join(spec.inputs[i].name for i in where)
+            yield (
+                f"{arrangement.name} ({names})",
+                [
+                    tensor(input.layout, arrangement if i in where else plain, arrangement.shape)
+                    for i, input in enumerate(spec.inputs)
+                ],
+            )
+    values = torch.tensor(special_values(dtype), dtype=dtype)
+    combinations = len(values) ** len(spec.parts)
+    chosen = torch.arange(combinations)
+    if combinations > MAX_COMBINATIONS:
+        chosen = torch.randint(combinations, (MAX_COMBINATIONS,), generator=generator)
+    combined = iter([values[chosen // len(values) ** i % len(values)] for i in range(len(spec.parts))])
+    tensors = [packed(input.layout, [next(combined) for _ in input.parts]) for input in spec.inputs]
+    yield "special values", [tensor.to(device).contiguous() for tensor in tensors]
+
+
+# ** 2 -- the cells **
+
+
+def device_of(platform: str) -> torch.device | None:
+    """A device of ``platform`` on this machine, or None."""
+    kind = DEVICE_TYPE[platform]
+    if kind == "cuda" and (not torch.cuda.is_available() or built_for_rocm() != (platform == "rocm")):
+        return None
+    return None if kind == "xpu" and not torch.xpu.is_available() else torch.device(kind)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One provider on one platform, one op, one dtype, forward or gradient."""
+
+    platform: str
+    provider: str
+    op: str
+    dtype: torch.dtype
+    direction: str
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.platform}-{self.provider}-{self.op.replace('::', '.')}-{dtype}-{self.direction}"
+
+    @property
+    def spec(self) -> OpSpec:
+        forward = library.find(self.op)
+        return forward if self.direction == "forward" else forward.backward
+
+    def unavailable(self) -> str | None:
+        """Why this cell cannot run here: no such device, or the provider's own reason; None when it can."""
+        device = device_of(self.platform)
+        provider = registry.provider(self.provider, "a cell of the matrix")
+        if device is None:
+            return provider.missing() or f"this machine has no device of platform '{self.platform}'"
+        _, tensors = next(inputs(self.spec, self.dtype, device))
+        return provider.refuses(self.spec, tensors) or provider.missing()
+
+    def check(self) -> None:
+        """Run every arrangement; AssertionError that lists each wrong one. unittest.SkipTest where it cannot run."""
+        reason = self.unavailable()
+        if reason is not None:
+            raise unittest.SkipTest(reason)
+        device = device_of(self.platform)
+        assert device is not None
+        problems = []
+        for name, tensors in inputs(self.spec, self.dtype, device):
+            problems += [f"{name}: {problem}" for problem in self._problems(tensors)]
+        if problems:
+            raise AssertionError(f"{self}: {len(problems)} wrong\n  " + "\n  ".join(problems))
+
+    def _problems(self, tensors: list[torch.Tensor]) -> list[str]:
+        provider = registry.provider(self.provider, "a cell of the matrix")
+        refusal = provider.refuses(self.spec, tensors)
+        if refusal is not None:
+            return [f"refused: {refusal}"]
+        before = [tensor.clone() for tensor in tensors]
+        _soil_freed_memory(tensors[0])
+        results = self.run(tensors)
+        params = list(self.spec.params.values())
+        problems = mismatches(self.spec, [*before, *params], results, self.dtype if provider.plain else None)
+        # Plain PyTorch is its own fake; autograd's formulas choose other strides than a derived one.
+        strides = [] if provider.plain else self._strides(tensors)
+        for result, stride in zip(results, strides):
+            if result.numel() and result.stride() != stride:
+                problems.append(f"the result has strides {result.stride()}; a fake tensor has {stride}")
+        if any(not torch.equal(_bits(a), _bits(b.clone())) for a, b in zip(before, tensors)):
+            problems.append("an input was changed")
+        return problems
+
+    def _strides(self, tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
+        """The strides that a compiler is told: the public op's forward, the provider's own backward op's."""
+        provider = registry.provider(self.provider, "a cell of the matrix")
+        forward = self.direction == "forward"
+        op = library.inner_op(self.spec, "native") if forward else opaque(self.spec, provider)
+        params = [] if forward else list(self.spec.params.values())
+        with FakeTensorMode() as mode:
+            results = op(*map(mode.from_tensor, tensors), *params)
+        return [result.stride() for result in (results if isinstance(results, tuple) else (results,))]
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The cell's op as users call it; the gradient by autograd, which runs the provider's backward kernel."""
+        call = library.function(self.op)
+        if self.direction == "forward":
+            return (call(*tensors, provider=self.provider),)
+        leaves = [tensor.detach().requires_grad_() for tensor in tensors[1:]]
+        return torch.autograd.grad(call(*leaves, provider=self.provider), leaves, tensors[0])
+
+
+def _soil_freed_memory(like: torch.Tensor) -> None:
+    """Leave a wrong value in the memory that the allocator hands out next, lest an element never written look right."""
+    for _ in range(3):
+        torch.full(like.shape, 77.0, dtype=like.dtype, device=like.device)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+
+
+def cells(
+    ops: Collection[str] | None = None, providers: Collection[str] | None = None, platforms: Collection[str] = PLATFORMS
+) -> list[Cell]:
+    """Every cell: platforms x providers x ops x dtypes x directions, of all that is registered unless named."""
+    ops = ops if ops is not None else [spec.qualname for spec in library.specs()]
+    providers = providers if providers is not None else list(registry.PROVIDERS)
+    return [Cell(*axes) for axes in product(platforms, providers, ops, DTYPES, DIRECTIONS)]

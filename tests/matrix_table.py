@@ -1,0 +1,86 @@
+"""What the backend matrix did, as a table at the end of the run: platform x provider x op.
+
+A provider that this machine could have, but of which no selected cell ran, fails the run: a matrix that skips silently
+proves nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from relu2ir.registry import PROVIDERS
+
+Key = tuple[str, str, str]
+CELL, FOLDED = "matrix cell", "matrix cells of another process"
+
+
+class MatrixTable:
+    """Counts outcomes per (platform, provider, op) from the reports of `record`ed tests, of other processes too."""
+
+    def __init__(self, path: str = "") -> None:
+        self.path = path  # where to write the outcomes, for the process that started this one
+        self.outcomes: list[list[str]] = []
+        self.counts: dict[Key, Counter[str]] = {}
+        self.reasons: dict[Key, str] = {}
+
+    def add(self, key: Key, outcome: str, reason: str = "") -> None:
+        self.outcomes.append([*key, outcome, reason])
+        self.counts.setdefault(key, Counter())[outcome] += 1
+        if reason:
+            self.reasons.setdefault(key, reason)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and report.outcome == "passed":
+            return
+        for name, value in report.user_properties:
+            if name == CELL:
+                reason = report.longrepr[2].removeprefix("Skipped: ") if report.skipped else ""
+                self.add(tuple(value), report.outcome, reason)
+            elif name == FOLDED and report.when == "call":
+                for *key, outcome, reason in value:
+                    self.add(tuple(key), outcome, reason)
+
+    def ran(self, provider: str) -> int:
+        return sum(n["passed"] + n["failed"] for key, n in self.counts.items() if key[1] == provider)
+
+    def idle(self) -> list[str]:
+        """Providers that could run here, were selected, and ran no cell."""
+        selected = {key[1] for key in self.counts}
+        return [name for name, provider in PROVIDERS.items()
+                if name in selected and provider.missing() is None and not self.ran(name)]  # fmt: skip
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.path:
+            Path(self.path).write_text(json.dumps(self.outcomes))
+        if self.idle() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def lines(self) -> Iterator[str]:
+        platforms, providers, ops = (list(dict.fromkeys(key[axis] for key in self.counts)) for axis in range(3))
+        width = max(map(len, ops))
+        yield f"{'platform':9}{'provider':9}{'op':{width}}  passed failed skipped"
+        for platform, provider in product(platforms, providers):
+            rows = {op: self.row((platform, provider, op)) for op in ops if (platform, provider, op) in self.counts}
+            if len(rows) > 1 and len(set(rows.values())) == 1:
+                rows = {"(each)": next(iter(rows.values()))}
+            for op, row in rows.items():
+                yield f"{platform:9}{provider:9}{op:{width}}  {row}"
+
+    def row(self, key: Key) -> str:
+        n = self.counts[key]
+        return f"{n['passed']:6} {n['failed']:6} {n['skipped']:7}  {self.reasons.get(key, '')}"
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self.counts:
+            return
+        terminalreporter.section("backend matrix")
+        for line in self.lines():
+            terminalreporter.write_line(line.rstrip())
+        for name in self.idle():
+            terminalreporter.write_line(f"FAILED: provider '{name}' could run here, but no cell of it ran", red=True)
