@@ -20,6 +20,7 @@ using BoxedKernel = void (*)(StableIValue* stack, uint64_t inputs, uint64_t outp
 struct Op {
   const char* name;
   const char* schema;
+  int tensors, params, outputs;  // arguments and results
   BoxedKernel cpu, gpu, meta;
 };
 

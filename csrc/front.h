@@ -1,11 +1,16 @@
-// The eager front of an op: a builtin that answers the common call without a Python frame.
+// The eager front of an op: a builtin that answers the common call without a Python frame; see front.cpp.
 #pragma once
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
+#include "pyref.h"
 
 namespace relu2ir {
 
-// front(name, doc, arity, params, table, context, environment, probes, fallback) -> builtin; see front.cpp.
+// dispatch_state() -> (included, excluded): torch's thread-local dispatch keys, or None when this torch hides them.
+PyObject* dispatch_state(PyObject* module, PyObject*);
+
+// forget() drops what the fronts remember: the tables of choices changed.
+PyObject* forget(PyObject* module, PyObject*);
+
+// front(...) -> builtin.
 PyObject* front(PyObject* module, PyObject* args);
 
 }  // namespace relu2ir

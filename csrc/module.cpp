@@ -1,11 +1,10 @@
 // The module relu2ir._C: importing it registers the raw ops with torch.
 // relu2ir_cpp::<op>.kernel runs on CPU tensors, relu2ir_cuda::<op>.kernel on CUDA (or, through HIP, ROCm) tensors.
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
-
-#include <stdexcept>
+#include <cstring>
 
 #include "bindings.h"
+#include "direct.h"
+#include "front.h"
 
 namespace relu2ir {
 
@@ -44,9 +43,26 @@ PyObject* definitions(PyObject*, PyObject*) {
 
 PyObject* gpu(PyObject*, PyObject*) { return PyUnicode_FromString(GPU); }
 
+// kernel(op, provider, to_pointer, from_pointer) -> builtin, or None when this binary has no such kernel.
+PyObject* kernel(PyObject*, PyObject* args) {
+  const char *name, *provider;
+  PyObject *to_pointer, *from_pointer;
+  if (!PyArg_ParseTuple(args, "ssOO", &name, &provider, &to_pointer, &from_pointer)) return nullptr;
+  const std::string qualified = std::string(name) + ".kernel";
+  for (const Op& op : OPS) {
+    const BoxedKernel found = std::strcmp(provider, "cuda") == 0 ? op.gpu : op.cpu;
+    if (found && op.name == qualified) return direct(op, found, to_pointer, from_pointer);
+  }
+  Py_RETURN_NONE;
+}
+
 PyMethodDef METHODS[] = {
     {"definitions", definitions, METH_NOARGS, "The hash of each op's definition, by the op's name."},
     {"gpu", gpu, METH_NOARGS, "'cuda', 'hip' or '': what the GPU kernels were compiled with."},
+    {"kernel", kernel, METH_VARARGS, "An op's kernel without torch's dispatcher."},
+    {"front", front, METH_VARARGS, "The builtin that answers an op's common call."},
+    {"forget", forget, METH_NOARGS, "Drop what the fronts remember."},
+    {"dispatch_state", dispatch_state, METH_NOARGS, "torch's dispatch keys in this thread, or None."},
     {nullptr, nullptr, 0, nullptr},
 };
 

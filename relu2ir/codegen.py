@@ -122,4 +122,5 @@ def _row(spec: OpSpec) -> str:
         f"RELU2IR_GPU_KERNEL((call_gpu<{types}, entry::{spec.name}_gpu>))",
         f"call_meta<{spec.name}_tensors>",
     )
-    return f'{{"{name}", "{name}({arguments}) -> {spec.returns}", {", ".join(kernels)}}}'
+    counts = f"{len(spec.inputs)}, {len(spec.params)}, {len(spec.outputs)}"
+    return f'{{"{name}", "{name}({arguments}) -> {spec.returns}", {counts}, {", ".join(kernels)}}}'

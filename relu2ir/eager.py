@@ -30,6 +30,8 @@ class Choice(NamedTuple):
 
 # One table per op, cleared when providers or overrides of the process change.
 _tables: dict[OpSpec, dict[Any, Choice]] = {}
+# Called by `forget`: the fronts remember choices of their own.
+on_forget: list[Callable[[], Any]] = []
 
 
 def table(spec: OpSpec) -> dict[Any, Choice]:
@@ -41,6 +43,8 @@ def forget() -> None:
     """Drop every choice: providers, rows or the environment changed."""
     for choices in _tables.values():
         choices.clear()
+    for also in on_forget:
+        also()
 
 
 def run(spec: OpSpec, tensors: Sequence[torch.Tensor], params: Sequence[float], providers: str | None = None) -> Any:

@@ -11,13 +11,13 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-from relu2ir import overrides
-from relu2ir.eager import table
+from relu2ir import eager, overrides
 from relu2ir.providers.compiled import load
 from relu2ir.spec import OpSpec
 
@@ -27,7 +27,8 @@ _for_dynamo: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
 def front(spec: OpSpec, python: Callable[..., Any]) -> Callable[..., Any]:
     """``python`` as a builtin of the same name and signature, or itself where none is built."""
     compiled, _ = load()
-    if not hasattr(compiled, "front"):  # none, or one that an older checkout built
+    inference = _inference_state(compiled)
+    if inference is None:
         return python
     signature = ", ".join([*(input.name for input in spec.inputs), "*", *spec.params, "provider=None"])
     builtin = compiled.front(
@@ -35,21 +36,14 @@ def front(spec: OpSpec, python: Callable[..., Any]) -> Callable[..., Any]:
         f"{spec.name}({signature})\n--\n\n{python.__doc__}",
         len(spec.inputs),
         tuple(spec.params.values()),
-        table(spec),
+        eager.table(spec),
         overrides.context_get,
         vars(overrides),
         vars(forward_ad),
         (torch.Tensor, torch.nn.Parameter),
-        (
-            torch._C._functorch.peek_interpreter_stack,
-            torch._C._get_tracing_state,
-            torch._C._len_torch_function_stack,
-            torch._C._len_torch_dispatch_stack,
-            torch._C._is_any_autocast_enabled,
-            torch.is_grad_enabled,
-            torch.Tensor.is_neg,
-        ),
+        (torch._C._len_torch_function_stack, torch.is_grad_enabled, torch.Tensor.is_neg),
         python,
+        inference,
     )
     _for_dynamo.append((builtin, python))
     if "torch._dynamo" in sys.modules:
@@ -57,6 +51,19 @@ def front(spec: OpSpec, python: Callable[..., Any]) -> Callable[..., Any]:
     elif not any(isinstance(finder, _AfterDynamo) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AfterDynamo())
     return builtin
+
+
+@cache
+def _inference_state(compiled: Any) -> tuple[int, int] | None:
+    """torch's dispatch keys within ``torch.inference_mode``, where plain execution is served too.
+
+    None where there is no extension, one that an older checkout built, or a torch that hides its dispatch keys.
+    """
+    if not hasattr(compiled, "front") or compiled.dispatch_state() is None:
+        return None
+    eager.on_forget.append(compiled.forget)
+    with torch.inference_mode():
+        return compiled.dispatch_state()
 
 
 def _substitute() -> None:
