@@ -34,9 +34,9 @@ void run_columns(T* const (&row)[F::inputs + F::outputs], const int64_t (&stride
 template <class F, class T>
 void run_elements(const Plan<F::inputs + F::outputs>& plan, const double* params, int64_t begin, int64_t end) {
   constexpr int N = F::inputs + F::outputs;
-  const int64_t columns = plan.columns();
+  const int64_t columns = plan.columns;
   int64_t strides[N];
-  for (int k = 0; k < N; ++k) strides[k] = plan.strides[k][plan.dims - 1];
+  for (int k = 0; k < N; ++k) strides[k] = plan.column_stride(k);
   for (int64_t row = begin / columns; row * columns < end; ++row) {
     int64_t offsets[N];
     plan.row_offsets(row, offsets);
@@ -63,7 +63,7 @@ void run_cpu(const Plan<F::inputs + F::outputs>& plan, Dtype dtype, const double
       const Pass& pass = *static_cast<const Pass*>(context);
       run_elements<F, T>(pass.plan, pass.params, begin, end);
     };
-    torch_parallel_for(0, plan.rows() * plan.columns(), CPU_GRAIN, chunk, &pass);
+    torch_parallel_for(0, plan.rows * plan.columns, CPU_GRAIN, chunk, &pass);
   });
 }
 

@@ -99,32 +99,30 @@ inline void dense_strides(const View& like, int64_t* strides) {
 
 template <int N>
 struct Plan {
-  int dims = 1;  // at least 1; the last one is the columns
+  int dims = 1;  // at least 1; the last one is the columns, those before it make the rows
+  int64_t rows = 1, columns = 1;
   int64_t sizes[MAX_DIMS];
   char* data[N];
   int64_t strides[N][MAX_DIMS];
   bool unit = true;     // every column stride is 1
   bool aligned = true;  // every row of every operand begins on a vector's boundary
 
-  RELU2IR_HD int64_t columns() const { return sizes[dims - 1]; }
-
-  RELU2IR_HD int64_t rows() const {
-    int64_t product = 1;
-    for (int d = 0; d < dims - 1; ++d) product *= sizes[d];
-    return product;
-  }
-
   bool flat() const { return dims == 1 && unit; }
 
-  // Where `row` begins in each operand, in elements. One outer dimension needs no division.
+  RELU2IR_HD int64_t column_stride(int operand) const { return strides[operand][dims - 1]; }
+
+  // Where `row` begins in each operand, in elements. At most one dimension of rows needs no division.
   template <class Index>
   RELU2IR_HD void row_offsets(Index row, int64_t (&offsets)[N]) const {
     for (int k = 0; k < N; ++k) offsets[k] = 0;
-    for (int d = dims - 2; d >= 0; --d) {
-      const Index outer = d == 0 ? 0 : row / static_cast<Index>(sizes[d]);
+    for (int d = dims - 2; d > 0; --d) {
+      const Index outer = row / static_cast<Index>(sizes[d]);
       const int64_t at = row - outer * static_cast<Index>(sizes[d]);
       for (int k = 0; k < N; ++k) offsets[k] += at * strides[k][d];
       row = outer;
+    }
+    if (dims > 1) {
+      for (int k = 0; k < N; ++k) offsets[k] += static_cast<int64_t>(row) * strides[k][0];
     }
   }
 };
@@ -161,9 +159,11 @@ Plan<N> plan_over(const View (&operands)[N], int64_t item_bytes) {
     plan.sizes[0] = 1;
     for (int k = 0; k < N; ++k) plan.strides[k][0] = 1;
   }
+  for (int d = 0; d < plan.dims - 1; ++d) plan.rows *= plan.sizes[d];
+  plan.columns = plan.sizes[plan.dims - 1];
   for (int k = 0; k < N; ++k) {
     plan.data[k] = operands[k].data;
-    if (plan.strides[k][plan.dims - 1] != 1) plan.unit = false;
+    if (plan.column_stride(k) != 1) plan.unit = false;
     if (reinterpret_cast<uintptr_t>(operands[k].data) % VECTOR_BYTES != 0) plan.aligned = false;
     for (int d = 0; d < plan.dims - 1; ++d) {
       if (plan.strides[k][d] * item_bytes % VECTOR_BYTES != 0) plan.aligned = false;
