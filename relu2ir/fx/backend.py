@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from relu2ir.errors import FuseError, suggestion
+from relu2ir.errors import FuseError, ProviderError, suggestion
 from relu2ir.fx.fuse import fuse
 from relu2ir.fx.lower import lower
 from relu2ir.overrides import active
@@ -48,15 +48,35 @@ def relu2ir_backend(
     if inner != "inductor" and (mode is not None or rest):
         given = [*(["mode"] if mode is not None else []), *rest]
         raise FuseError(f"{', '.join(given)} can only be given to Inductor; found inner '{inner}'. Drop it.")
-    result = fuse(graph_module)
-    result = replace(result, notes=(*result.notes, note))
+    result, overrides = fuse(graph_module), active().key
+    lowered = providers is not None or bool(overrides) or inner != "inductor"
+    if not lowered:
+        note += "; its ops are plain PyTorch, which Inductor fuses with their neighbours"
+    asked = providers if lowered else "native"
+    result = replace(
+        result, sites=tuple(replace(site, providers=asked) for site in result.sites), notes=(*result.notes, note)
+    )
     logger.info("%d ops fused; %s", len(result.sites), note)
     if on_report is not None:
         on_report(result)
-    module = result.module
-    if providers is not None or active().key or inner != "inductor":
-        module = lower(module, providers=providers)
-    return _compile(inner, module, example_inputs, mode, rest)
+    module = lower(result.module, providers=providers) if lowered else result.module
+    run = _compile(inner, module, example_inputs, mode, rest)
+    return run if providers is not None else _only_under(overrides, run)
+
+
+def _only_under(overrides: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``, refusing to when the overrides are no longer those by which its providers were chosen."""
+
+    def call(*args: Any) -> Any:
+        if active().key != overrides:
+            raise ProviderError(
+                f"a graph compiled under the overrides '{overrides or 'none'}' was called under "
+                f"'{active().key or 'none'}'. Call torch.compiler.reset() to compile it again, or fix the choice with "
+                "torch.compile(model, backend='relu2ir', options={'providers': ...})."
+            )
+        return run(*args)
+
+    return call
 
 
 def _default_inner(example_inputs: Sequence[Any]) -> tuple[str, str]:

@@ -118,7 +118,7 @@ def mentions_an_op(module: nn.Module, forward: FunctionType, patterns: Iterable[
         by_symbol = primitive == "square" and not symbols.isdisjoint(("**", "*"))
         return by_symbol or not words.isdisjoint(spellings) or not children.isdisjoint(ROWS[primitive].modules)
 
-    for pattern in patterns:
+    for pattern in (pattern for pattern in patterns if pattern.flaw is None):
         primitives = {node.primitive for node in postorder([pattern.expr]) if isinstance(node, Call)}
         telling = primitives - {*OPERATORS, "neg", "where"}
         if telling and all(map(mentioned, telling)):

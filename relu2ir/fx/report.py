@@ -22,7 +22,8 @@ class Site:
     """A place that was raised to an op.
 
     ``tensors`` are the op's operands as the capture knew them (fake), or None where it knew none; ``dtype`` and
-    ``device`` are then those of the model's parameters, and ``shape`` is None.
+    ``device`` are then those of the model's parameters, and ``shape`` is None. ``providers`` is what was asked for when
+    the graph was compiled.
     """
 
     spec: OpSpec = field(repr=False)
@@ -32,6 +33,7 @@ class Site:
     tensors: tuple[torch.Tensor, ...] | None = field(default=None, repr=False)
     dtype: torch.dtype | None = None
     device: torch.device | None = None
+    providers: str | None = None
 
     @property
     def op(self) -> str:
@@ -50,12 +52,12 @@ class Site:
     def explanation(self) -> Explanation | None:
         """The registry's decisions for this place; None where not even a device is known."""
         if self.tensors is not None:
-            return explain(self.spec, *self.tensors)
+            return explain(self.spec, *self.tensors, providers=self.providers)
         if self.device is None:
             return None
         with FakeTensorMode():
             nominal = [torch.empty(2, dtype=self.dtype, device=self.device) for _ in self.spec.inputs]
-        return explain(self.spec, *nominal)
+        return explain(self.spec, *nominal, providers=self.providers)
 
     @property
     def provider(self) -> str | None:

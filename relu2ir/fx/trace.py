@@ -68,13 +68,14 @@ class Untraceable(Exception):
 
 
 def own_forward(module: nn.Module) -> FunctionType | None:
-    """The Python function that ``module`` runs; None when it is torch's own, or not a plain function of its class."""
+    """The Python function that ``module`` runs, below its decorators; None when it is not one of its class's own."""
     forward = type(module).forward
     bound = vars(module).get("forward")
     replaced = bound is not None and getattr(bound, "__func__", None) is not forward
-    if replaced or not isinstance(forward, FunctionType) or _is_trusted(forward.__code__):
+    written = inspect.unwrap(forward)
+    if replaced or not isinstance(written, FunctionType) or _is_trusted(written.__code__):
         return None
-    return forward
+    return written
 
 
 def trace(module: nn.Module) -> fx.Graph:
@@ -84,7 +85,7 @@ def trace(module: nn.Module) -> fx.Graph:
     watched = _watched(module, own=True, kinds={})
     tracer = _Tracer()
     try:
-        with _watching():
+        with _watching(type(module).forward):
             graph = tracer.trace(watched)
     except ModeDependent:
         raise
@@ -120,6 +121,11 @@ def _is_trusted(code: CodeType) -> bool:
     return code.co_filename.startswith(_TRUSTED)
 
 
+def _place(code: CodeType) -> tuple[str, str, int]:
+    # fx gives a forward with *args another code object.
+    return code.co_filename, code.co_name, code.co_firstlineno
+
+
 @cache
 def _is_of_python(code: CodeType) -> bool:
     """The standard library, and what it compiles (``<string>``, ``<frozen ...>``)."""
@@ -127,12 +133,19 @@ def _is_of_python(code: CodeType) -> bool:
     return file.startswith("<") or (file.startswith(_STDLIB) and not file.startswith(_SITE_PACKAGES))
 
 
-def _is_users(frame: FrameType) -> bool:
-    """Whether the user's code runs in ``frame``, or the standard library on its behalf rather than on torch's."""
-    reached: FrameType | None = frame
-    while reached is not None and _is_of_python(reached.f_code):
-        reached = reached.f_back
-    return reached is None or not _is_trusted(reached.f_code)
+def _is_users(frame: FrameType, judged: set[CodeType]) -> bool:
+    """Whether ``frame`` runs on behalf of code that was judged: called by it, by way of the standard library or not.
+
+    Torch calls third parties too (sympy, typing_extensions), which are none of the user's.
+    """
+    caller = frame.f_back
+    while caller is not None and caller.f_code not in judged and _is_passed_over(caller.f_code):
+        caller = caller.f_back
+    return caller is not None and caller.f_code in judged
+
+
+def _is_passed_over(code: CodeType) -> bool:
+    return _is_of_python(code) or code is _Watched.__getattribute__.__code__
 
 
 class _Watched:
@@ -154,7 +167,7 @@ class _Watched:
                 if isinstance(state[kind][name], _CONTAINERS):
                     raise ModeDependent(f"reads self.{name}, whose members may change")
                 raise AttributeError(name)  # nn.Module.__getattr__ answers, with a proxy where fx wants one
-        found = inspect.getattr_static(type(self), name, None)
+        found = next((vars(kind)[name] for kind in type(self).__mro__ if name in vars(kind)), None)
         method = isinstance(found, FunctionType | property | staticmethod | classmethod)
         of_torch = hasattr(nn.Module, name) and name != "forward"
         if name in state or of_torch or not method or not type(self)._relu2ir_own:
@@ -186,15 +199,18 @@ def _watched(module: nn.Module, own: bool, kinds: dict[tuple[type, bool], type])
 
 
 @contextmanager
-def _watching() -> Iterator[None]:
-    """Judge every Python function outside torch before its first line runs, for the time of the block."""
+def _watching(forward: FunctionType) -> Iterator[None]:
+    """Judge ``forward`` and every function that it leads to before its first line runs, for the time of the block."""
     judged: set[CodeType] = set()
+    entry = _place(forward.__code__)
 
     def enter(frame: FrameType, event: str, arg: Any) -> None:
         code = frame.f_code
         if event == "call" and code in _COUNTED:
             raise ModeDependent("reads the members of an nn.Sequential, which may change")
-        if event == "call" and code not in judged and _is_users(frame):
+        if event != "call" or code in judged or _is_trusted(code):
+            return
+        if _place(code) == entry or _is_users(frame, judged):
             closed_over = {name: frame.f_locals.get(name) for name in code.co_freevars if name != "__class__"}
             for name, value in closed_over.items():
                 _judge_value(name, value)
