@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 
 from relu2ir.spec import Layout
 
-# How an operand lies in memory: its layout, its tensor's shape and its tensor's strides (in elements).
-Operand = tuple[Layout, tuple[int, ...], tuple[int, ...]]
+# Where a tensor's elements lie: its shape and its strides (in elements).
+Place = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Loops:
     cols: int
     parts: tuple[Part, ...]
 
-    @property
+    @cached_property
     def flat(self) -> bool:
         return self.rows == 1 and all(part.first == 0 and part.col_stride == 1 for part in self.parts)
 
@@ -46,15 +46,14 @@ def logical_shape(layout: Layout, shape: Sequence[int]) -> tuple[int, ...] | Non
     return (*shape[:-1], shape[-1] // 2) if len(shape) > 0 and shape[-1] % 2 == 0 else None
 
 
-@lru_cache(maxsize=4096)
-def loops(operands: tuple[Operand, ...]) -> Loops | None:
-    """The loops over non-empty ``operands``; None when more than two are needed.
+def loops(layouts: Sequence[Layout], places: Sequence[Place]) -> Loops | None:
+    """The loops over the operands of these layouts, none empty; None when more than two are needed.
 
     Dimensions are taken in the memory order of the last operand (an output, so dense), those of size 1 are dropped, and
     neighbours that every part steps through as if they were one become one.
     """
-    parts = [(i, *part) for i, operand in enumerate(operands) for part in _parts(*operand)]
-    shape = logical_shape(*operands[-1][:2])
+    parts = [(i, *part) for i, layout in enumerate(layouts) for part in _parts(layout, *places[i])]
+    shape = logical_shape(layouts[-1], places[-1][0])
     assert shape is not None
     order = sorted((d for d, size in enumerate(shape) if size != 1), key=lambda d: parts[-1][2][d], reverse=True)
     nest: list[tuple[int, tuple[int, ...]]] = []

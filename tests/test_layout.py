@@ -53,7 +53,7 @@ def test_the_loops_pair_the_elements_of_all_parts(data):
     numbers = torch.arange(dense.numel()).view([shape[d] for d in order])
     tensors.append(numbers.permute([order.index(d) for d in range(len(shape))]))
     layouts.append(Layout.plain)
-    nest = loops(tuple((lay, tuple(t.shape), t.stride()) for lay, t in zip(layouts, tensors)))
+    nest = loops(layouts, [(tuple(t.shape), t.stride()) for t in tensors])
     if nest is None:
         assert len(shape) > 2
         return
@@ -77,12 +77,12 @@ def test_the_loops_pair_the_elements_of_all_parts(data):
 def test_neighbouring_dimensions_become_one(layout, shape, strides, found):
     logical = logical_shape(layout, shape)
     dense = strides if found[2] else torch.empty(logical).stride()
-    nest = loops(((layout, shape, strides), (Layout.plain, logical, dense)))
+    nest = loops((layout, Layout.plain), ((shape, strides), (logical, dense)))
     assert (nest.rows, nest.cols, nest.flat) == found
 
 
 def test_more_than_two_loops_are_refused():
-    assert loops(((Layout.plain, (3, 4, 6), (200, 20, 1)), (Layout.plain, (3, 4, 6), (24, 6, 1)))) is None
+    assert loops([Layout.plain] * 2, (((3, 4, 6), (200, 20, 1)), ((3, 4, 6), (24, 6, 1)))) is None
 
 
 def test_an_odd_or_missing_last_dimension_has_no_halves():

@@ -181,7 +181,7 @@ def test_rows_more_than_2_to_the_31_elements_apart_are_read_in_place(tmp_path):
     x = storage.as_strided((2, 64), (apart, 1))
     x.copy_(fill(2, 64, dtype=torch.float16))
     spec = OPS["relu_squared"]
-    assert loops(((Layout.plain, x.shape, x.stride()), (Layout.plain, x.shape, (64, 1)))).rows == 2
+    assert loops([Layout.plain] * 2, ((x.shape, x.stride()), (x.shape, (64, 1)))).rows == 2
     assert triton.lower(spec)(x).equal(x.relu().square())
     columns = storage.as_strided((64, 2), (1, apart))
     assert triton.lower(spec)(columns).equal(columns.relu().square())

@@ -6,6 +6,7 @@ import linecache
 import math
 import os
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -106,13 +107,15 @@ def launcher(spec: OpSpec) -> Callable[..., Any]:
 
     body, count, allocate = functor(spec), len(spec.inputs), allocator(spec)
     layouts = [input.layout for input in spec.inputs] + [output.layout for output in spec.outputs]
+    nest_of = lru_cache(maxsize=1024)(partial(loops, layouts))
     read, contiguous = len(spec.parts), torch.contiguous_format
+    options = {"num_warps": WARPS, "enable_fp_fusion": False}
     # The type in which each computes.
     types = {torch.float64: tl.float64} | dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), tl.float32)
 
     def run(tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], params: tuple[float, ...]) -> None:
         operands = (*tensors, *outputs)
-        nest = loops(tuple((layout, t.shape, t.stride()) for layout, t in zip(layouts, operands)))
+        nest = nest_of(tuple([(operand.shape, operand.stride()) for operand in operands]))
         if nest is None:
             dense = [out if out.is_contiguous() else torch.empty_like(out, memory_format=contiguous) for out in outputs]
             run([tensor.contiguous() for tensor in tensors], dense, params)
@@ -120,7 +123,6 @@ def launcher(spec: OpSpec) -> Callable[..., Any]:
                 if value is not out:
                     out.copy_(value)
             return
-        options = {"num_warps": WARPS, "enable_fp_fusion": False}
         fixed = (params, types[outputs[0].dtype])
         if nest.flat:
             blocks = -(-nest.cols // BLOCK)
