@@ -45,6 +45,7 @@ uint64_t generation = 1;
 struct Front {
   PyMethodDef method;
   Py_ssize_t arity;
+  PyObject* packed;        // per operand, whether its last dimension holds two parts
   PyObject* params;        // the defaults of the op's params, a tuple of floats
   PyObject* table;         // {(overrides, dtype, device): (kernel, recorded)}
   PyObject* context;       // ContextVar.get of the overrides that use() sets
@@ -78,6 +79,18 @@ int plain(const Front& front, PyObject* const* args) {
   for (Py_ssize_t i = 0; i < front.arity; i++) {
     Ref negative(PyObject_CallFunctionObjArgs(front.is_neg, args[i], nullptr));
     if (negative.get() != Py_False) return negative ? 0 : -1;
+  }
+  return 1;
+}
+
+// Whether every packed operand has an even last dimension; -1 on an error.
+int even(const Front& front, PyObject* const* args) {
+  for (Py_ssize_t i = 0; i < front.arity; i++) {
+    if (PyTuple_GetItem(front.packed, i) != Py_True) continue;
+    Ref shape(PyObject_GetAttr(args[i], front.name_shape));
+    if (!shape) return -1;
+    const Py_ssize_t dims = PyTuple_Size(shape.get());
+    if (dims < 1 || PyLong_AsLongLong(PyTuple_GetItem(shape.get(), dims - 1)) % 2 != 0) return 0;
   }
   return 1;
 }
@@ -157,7 +170,8 @@ PyObject* call_chosen(const Front& front, PyObject* callable, PyObject* const* a
 PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Front& front = *static_cast<Front*>(PyCapsule_GetPointer(self, nullptr));
   if (names || count != front.arity) return fall_back(front, args, count, names);
-  const int answer = plain(front, args);
+  int answer = plain(front, args);
+  if (answer == 1) answer = even(front, args);
   if (answer != 1) return answer ? nullptr : fall_back(front, args, count, nullptr);
   const int recorded = records(front, args);
   PyObject* overrides = recorded == -1 ? nullptr : overrides_of(front);
@@ -199,12 +213,13 @@ PyObject* front(PyObject*, PyObject* args) {
   const char *name, *doc;
   unsigned long long included, excluded;
   Front made{};
-  if (!PyArg_ParseTuple(args, "ssnO!O!OO!O!(OO)(OOO)O(KK)", &name, &doc, &made.arity, &PyTuple_Type, &made.params,
-                        &PyDict_Type, &made.table, &made.context, &PyDict_Type, &made.environment, &PyDict_Type,
-                        &made.forward_ad, &made.tensor, &made.parameter, &made.function_modes, &made.grad_enabled,
-                        &made.is_neg, &made.fallback, &included, &excluded)) {
+  if (!PyArg_ParseTuple(args, "ssO!O!O!OO!O!(OO)(OOO)O(KK)", &name, &doc, &PyTuple_Type, &made.packed, &PyTuple_Type,
+                        &made.params, &PyDict_Type, &made.table, &made.context, &PyDict_Type, &made.environment,
+                        &PyDict_Type, &made.forward_ad, &made.tensor, &made.parameter, &made.function_modes,
+                        &made.grad_enabled, &made.is_neg, &made.fallback, &included, &excluded)) {
     return nullptr;
   }
+  made.arity = PyTuple_Size(made.packed);
   made.inference = DispatchState{included, excluded};
   for (Py_ssize_t i = 0; i < PyTuple_Size(made.params) && i < MAX_ARGUMENTS; i++) {
     made.numbers[i] = PyFloat_AsDouble(PyTuple_GetItem(made.params, i));
@@ -218,8 +233,9 @@ PyObject* front(PyObject*, PyObject* args) {
   Front* kept = new (std::nothrow) Front(made);
   PyObject *kept_name = PyUnicode_FromString(name), *kept_doc = PyUnicode_FromString(doc);  // Python points into them
   if (!kept || !kept_name || !kept_doc) return PyErr_NoMemory();
-  for (PyObject* object : {kept->params, kept->table, kept->context, kept->environment, kept->forward_ad, kept->tensor,
-                           kept->parameter, kept->function_modes, kept->grad_enabled, kept->is_neg, kept->fallback}) {
+  for (PyObject* object : {kept->packed, kept->params, kept->table, kept->context, kept->environment, kept->forward_ad,
+                           kept->tensor, kept->parameter, kept->function_modes, kept->grad_enabled, kept->is_neg,
+                           kept->fallback}) {
     Py_INCREF(object);
   }
   kept->method = PyMethodDef{PyUnicode_AsUTF8AndSize(kept_name, nullptr),

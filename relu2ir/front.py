@@ -1,7 +1,7 @@
 """The public function of an op: a builtin of the extension where that is built, a Python function elsewhere.
 
 The builtin answers the common call and hands every other to the Python function, which is the whole rule. Dynamo cannot
-look into a builtin, so it traces the Python function in its place.
+look into a builtin: it is told what to trace in its place.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from torch.autograd import forward_ad
 
 from relu2ir import eager, overrides
 from relu2ir.providers.compiled import load
-from relu2ir.spec import OpSpec
+from relu2ir.spec import Layout, OpSpec
 
 _for_dynamo: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
 
 
-def front(spec: OpSpec, python: Callable[..., Any]) -> Callable[..., Any]:
-    """``python`` as a builtin of the same name and signature, or itself where none is built."""
+def front(spec: OpSpec, python: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:
+    """``python`` as a builtin of the same name and signature, or itself where none is built.
+
+    ``python`` is the whole rule, ``traced`` what Dynamo traces instead of the builtin.
+    """
     compiled, _ = load()
     inference = _inference_state(compiled)
     if inference is None:
@@ -34,7 +37,7 @@ def front(spec: OpSpec, python: Callable[..., Any]) -> Callable[..., Any]:
     builtin = compiled.front(
         spec.name,
         f"{spec.name}({signature})\n--\n\n{python.__doc__}",
-        len(spec.inputs),
+        tuple(input.layout is not Layout.plain for input in spec.inputs),
         tuple(spec.params.values()),
         eager.table(spec),
         overrides.context_get,
@@ -45,7 +48,7 @@ def front(spec: OpSpec, python: Callable[..., Any]) -> Callable[..., Any]:
         python,
         inference,
     )
-    _for_dynamo.append((builtin, python))
+    _for_dynamo.append((builtin, traced))
     if "torch._dynamo" in sys.modules:
         _substitute()
     elif not any(isinstance(finder, _AfterDynamo) for finder in sys.meta_path):
@@ -67,10 +70,10 @@ def _inference_state(compiled: Any) -> tuple[int, int] | None:
 
 
 def _substitute() -> None:
-    """Tell Dynamo which Python function to trace for each builtin."""
+    """Tell Dynamo what to trace for each builtin."""
     while _for_dynamo:
-        builtin, python = _for_dynamo.pop()
-        torch.compiler.substitute_in_graph(builtin, skip_signature_check=True)(python)
+        builtin, traced = _for_dynamo.pop()
+        torch.compiler.substitute_in_graph(builtin, skip_signature_check=True)(traced)
 
 
 class _AfterDynamo(importlib.abc.MetaPathFinder):

@@ -101,7 +101,8 @@ def _register(spec: OpSpec) -> None:
         namespace = ops
     else:
         namespace = vars(ops).setdefault(spec.namespace, SimpleNamespace())
-    setattr(namespace, spec.name, front(spec, _python_front(spec)))
+    traced = _traced_front(spec)
+    setattr(namespace, spec.name, front(spec, _python_front(spec, traced), traced))
 
 
 def bind(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[torch.Tensor, ...], list[float]]:
@@ -129,20 +130,14 @@ def check_contract(spec: OpSpec, tensors: Iterable[torch.Tensor]) -> None:
             )
 
 
-def _python_front(spec: OpSpec) -> Callable[..., Any]:
+def _python_front(spec: OpSpec, traced: Callable[..., Any]) -> Callable[..., Any]:
     """The function of ``spec`` in `ops`, in Python: the whole rule."""
-    public = getattr(getattr(torch.ops, spec.namespace), spec.name).default
 
     def call(*args: Any, provider: str | None = None, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            # One node in the graph, and a guard on the overrides: compiled code does not outlive them.
-            if provider is None and overrides.active_key == "":
-                return public(*args, **kwargs)
-            namespace = _asked_namespace(spec.qualname, provider)
-            return getattr(getattr(torch.ops, namespace), spec.name).default(*args, **kwargs)
-        if any(type(arg) not in EXACT and hasattr(arg, "__torch_function__") for arg in args):
-            # A proxy of symbolic_trace, a tensor subclass: its own __torch_function__ sees the op.
-            return (public if provider is None else inner_op(spec, provider))(*args, **kwargs)
+        # A proxy of symbolic_trace, a tensor subclass: its own __torch_function__ sees the op.
+        sees = any(type(arg) not in EXACT and hasattr(arg, "__torch_function__") for arg in args)
+        if sees or torch.compiler.is_compiling():
+            return traced(*args, provider=provider, **kwargs)
         tensors, params = bind(spec, args, kwargs)
         return run(spec, tensors, params, provider)
 
@@ -150,6 +145,19 @@ def _python_front(spec: OpSpec) -> Callable[..., Any]:
     call.__module__ = "relu2ir.ops"
     call.__doc__ = f"{spec.doc}\n\n{spec.formula}, elementwise over ({spec.arguments})."
     return call
+
+
+def _traced_front(spec: OpSpec) -> Callable[..., Any]:
+    """What Dynamo traces for the function of ``spec``. It closes over text only, which Dynamo can hold."""
+    namespace, name, qualname = spec.namespace, spec.name, spec.qualname
+
+    def traced(*args: Any, provider: str | None = None, **kwargs: Any) -> Any:
+        # One node in the graph, and a guard on the overrides: compiled code does not outlive them.
+        asked = provider is not None or overrides.active_key != ""
+        where = _asked_namespace(qualname, provider) if asked else namespace
+        return getattr(getattr(torch.ops, where), name).default(*args, **kwargs)
+
+    return traced
 
 
 def inner_op(spec: OpSpec, name: str) -> Any:
