@@ -37,6 +37,7 @@ class Arrangement:
     name: str
     shape: tuple[int, ...]
     place: Callable[[torch.Tensor], torch.Tensor] = lambda values: values
+    mixed: bool = False  # whether one operand is also so arranged beside dense ones
 
 
 def _window(values: torch.Tensor, *index: slice, sizes: Sequence[int]) -> torch.Tensor:
@@ -68,18 +69,18 @@ ARRANGEMENTS = (
     Arrangement("no rows", (0, 4)),
     Arrangement("many blocks", (35_001,)),
     Arrangement("many sliced rows", (541, 65), lambda v: _columns(v, 0)),
-    Arrangement("transposed", (33, 18), lambda v: v.t().contiguous().t()),
+    Arrangement("transposed", (33, 18), lambda v: v.t().contiguous().t(), mixed=True),
     Arrangement("permuted", (4, 5, 6), lambda v: v.permute(2, 0, 1).contiguous().permute(1, 2, 0)),
     Arrangement("channels last", (2, 3, 4, 6), lambda v: v.contiguous(memory_format=torch.channels_last)),
     Arrangement("row-sliced", (50, 32), lambda v: _columns(v, 0)),
-    Arrangement("row-sliced, odd, misaligned", (50, 37), lambda v: _columns(v, 3)),
-    Arrangement("strided", (17, 19), lambda v: _every_second(v, (1,))),
+    Arrangement("row-sliced, odd, misaligned", (50, 37), lambda v: _columns(v, 3), mixed=True),
+    Arrangement("strided", (17, 19), lambda v: _every_second(v, (1,)), mixed=True),
     Arrangement("every second row", (17, 32), lambda v: _every_second(v, (0,))),
     Arrangement("strided in every dimension", (4, 6, 8), lambda v: _every_second(v, (0, 1, 2))),
-    Arrangement("expanded rows", (6, 34), lambda v: v[:1].expand(v.shape)),
+    Arrangement("expanded rows", (6, 34), lambda v: v[:1].expand(v.shape), mixed=True),
     Arrangement("expanded columns", (6, 34), lambda v: v[:, :1].expand(v.shape)),
     Arrangement("overlapping", (20, 6), lambda v: v.flatten().as_strided(v.shape, (1, 1))),
-    Arrangement("misaligned", (4099,), lambda v: _window(v, slice(1, None), sizes=(v.shape[0] + 1,))),
+    Arrangement("misaligned", (4099,), lambda v: _window(v, slice(1, None), sizes=(v.shape[0] + 1,)), mixed=True),
 )
 
 
@@ -97,7 +98,7 @@ def special_values(dtype: torch.dtype) -> list[float]:
 
 
 def inputs(spec: OpSpec, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, list[torch.Tensor]]]:
-    """Named lists of the op's tensors: each arrangement for all operands and for one at a time, and special values."""
+    """Named lists of the op's tensors: each arrangement for all operands, some for one alone, and special values."""
     generator = torch.Generator().manual_seed(0)
 
     def tensor(layout: Layout, arrangement: Arrangement, shape: tuple[int, ...]) -> torch.Tensor:
@@ -111,8 +112,7 @@ def inputs(spec: OpSpec, dtype: torch.dtype, device: torch.device) -> Iterator[t
     for arrangement in ARRANGEMENTS:
         if packs and not arrangement.shape:
             continue  # there is no last dimension to split
-        small = math.prod(arrangement.shape) < 5000
-        alone = [(i,) for i in range(count)] if count > 1 and small and arrangement is not plain else []
+        alone = [(i,) for i in range(count)] if count > 1 and arrangement.mixed else []
         for where in (tuple(range(count)), *alone):
             names = ", ".join(spec.inputs[i].name for i in where)
             yield (
