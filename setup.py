@@ -202,8 +202,8 @@ class Wheel(bdist_wheel):
 
 
 choice = chosen()
-SOURCES = ["csrc/module.cpp", "csrc/direct.cpp", "csrc/front.cpp"]
-extension = Extension("relu2ir._C", SOURCES, define_macros=[("RELU2IR_BUILD", choice)], py_limited_api=True)
+sources = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").glob("*.cpp"))
+extension = Extension("relu2ir._C", sources, define_macros=[("RELU2IR_BUILD", choice)], py_limited_api=True)
 setup(
     ext_modules=[] if choice == "none" else [extension],
     cmdclass={"build_ext": BuildExtension, "build_py": BuildPython, "bdist_wheel": Wheel},
