@@ -135,6 +135,10 @@ def test_half_types_round_once_at_the_store():
 def test_float64_constants_and_params_are_exact():
     x, y = fill(512, dtype=torch.float64), fill(512, dtype=torch.float64)
     assert triton.lower(OPS["weighted"])(x, y, 0.3).equal(x * x * x * 0.3 + 1.702 * y)
+    # Where no operator gives a number the other side's type.
+    bare = specfile.read_text("ops: {bare: {inputs: [x, y], expr: 'where(x > y, 0.1, 1.702 / y)'}}").ops[0]
+    expected = torch.where(x > y, 0.1, torch.full_like(y, 1.702) / y)
+    assert triton.lower(bare)(x, y).equal(expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -174,17 +178,15 @@ def test_columns_beyond_one_grid_axis_fold_onto_the_next(monkeypatch):
     assert_close(found, rounded_once(OPS["silu_and_mul"], (x,), ()))
 
 
-def test_rows_more_than_2_to_the_31_elements_apart_are_read_in_place(tmp_path):
-    # A sparse file: 8 GB of addresses, a few pages of memory.
-    apart = 2**31 + 1024
-    storage = torch.from_file(str(tmp_path / "sparse"), shared=True, size=apart + 64, dtype=torch.float16)
-    x = storage.as_strided((2, 64), (apart, 1))
-    x.copy_(fill(2, 64, dtype=torch.float16))
-    spec = OPS["relu_squared"]
-    assert loops([Layout.plain] * 2, ((x.shape, x.stride()), (x.shape, (64, 1)))).rows == 2
-    assert triton.lower(spec)(x).equal(x.relu().square())
-    columns = storage.as_strided((64, 2), (1, apart))
-    assert triton.lower(spec)(columns).equal(columns.relu().square())
+def test_offsets_beyond_2_to_the_31_are_read_in_place(tmp_path):
+    # A sparse file: 6 GB of addresses, a few pages of memory. Strides fit 32 bits, offsets do not.
+    apart = 2**30 + 1024
+    storage = torch.from_file(str(tmp_path / "sparse"), shared=True, size=3 * apart + 64, dtype=torch.float16)
+    x = storage.as_strided((4, 64), (apart, 1))
+    x.copy_(fill(4, 64, dtype=torch.float16))
+    assert loops([Layout.plain] * 2, ((x.shape, x.stride()), (x.shape, (64, 1)))).rows == 4
+    for operand in (x, x.t()):
+        assert triton.lower(OPS["relu_squared"])(operand).equal(operand.relu().square())
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -35,7 +35,7 @@ FUNCTIONS = {"div", "sqrt", "sigmoid", "silu"}
 
 
 def _constant(value: float) -> str:
-    # A bare Python float becomes float32, and tl.full drops the sign of zero.
+    # A bare Python float is float32 where no operator gives it the other side's type; tl.full drops the sign of zero.
     if value == 0 and math.copysign(1.0, value) < 0:
         return "(tl.full((), 0.0, T) * -1.0)"
     return f"tl.full((), {value!r}, T)" if math.isfinite(value) else f'tl.full((), float("{value}"), T)'
