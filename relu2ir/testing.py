@@ -58,34 +58,36 @@ def _every_second(values: torch.Tensor, dims: Collection[int]) -> torch.Tensor:
     return _window(values, *index, sizes=sizes)
 
 
-ARRANGEMENTS = (
-    Arrangement("contiguous", (5, 36)),
-    Arrangement("odd sizes", (3, 37)),
-    Arrangement("one element", (1,)),
-    Arrangement("size-1 dimensions", (1, 7, 1)),
-    Arrangement("0-d", ()),
-    Arrangement("empty", (0,)),
-    Arrangement("empty rows", (3, 0)),
-    Arrangement("no rows", (0, 4)),
-    Arrangement("many blocks", (35_001,)),
-    Arrangement("many sliced rows", (541, 65), lambda v: _columns(v, 0)),
-    Arrangement("transposed", (33, 18), lambda v: v.t().contiguous().t(), mixed=True),
-    Arrangement("permuted", (4, 5, 6), lambda v: v.permute(2, 0, 1).contiguous().permute(1, 2, 0)),
-    Arrangement("channels last", (2, 3, 4, 6), lambda v: v.contiguous(memory_format=torch.channels_last)),
-    Arrangement("row-sliced", (50, 32), lambda v: _columns(v, 0)),
-    Arrangement("row-sliced, odd, misaligned", (50, 37), lambda v: _columns(v, 3), mixed=True),
-    Arrangement("strided", (17, 19), lambda v: _every_second(v, (1,)), mixed=True),
-    Arrangement("every second row", (17, 32), lambda v: _every_second(v, (0,))),
-    Arrangement("strided in every dimension", (4, 6, 8), lambda v: _every_second(v, (0, 1, 2))),
-    Arrangement("expanded rows", (6, 34), lambda v: v[:1].expand(v.shape), mixed=True),
-    Arrangement("expanded columns", (6, 34), lambda v: v[:, :1].expand(v.shape)),
-    Arrangement("overlapping", (20, 6), lambda v: v.flatten().as_strided(v.shape, (1, 1))),
-    Arrangement("misaligned", (4099,), lambda v: _window(v, slice(1, None), sizes=(v.shape[0] + 1,)), mixed=True),
-)
+def arrangements(many: int) -> list[Arrangement]:
+    """All of them, dense first; the largest have about ``many`` elements."""
+    return [
+        Arrangement("contiguous", (5, 36)),
+        Arrangement("odd sizes", (3, 37)),
+        Arrangement("one element", (1,)),
+        Arrangement("size-1 dimensions", (1, 7, 1)),
+        Arrangement("0-d", ()),
+        Arrangement("empty", (0,)),
+        Arrangement("empty rows", (3, 0)),
+        Arrangement("no rows", (0, 4)),
+        Arrangement("many blocks", (many,)),
+        Arrangement("many sliced rows", (many // 65, 65), lambda v: _columns(v, 0)),
+        Arrangement("transposed", (33, 18), lambda v: v.t().contiguous().t(), mixed=True),
+        Arrangement("permuted", (4, 5, 6), lambda v: v.permute(2, 0, 1).contiguous().permute(1, 2, 0)),
+        Arrangement("channels last", (2, 3, 4, 6), lambda v: v.contiguous(memory_format=torch.channels_last)),
+        Arrangement("row-sliced", (50, 32), lambda v: _columns(v, 0)),
+        Arrangement("row-sliced, odd, misaligned", (50, 37), lambda v: _columns(v, 3), mixed=True),
+        Arrangement("strided", (17, 19), lambda v: _every_second(v, (1,)), mixed=True),
+        Arrangement("every second row", (17, 32), lambda v: _every_second(v, (0,))),
+        Arrangement("strided in every dimension", (4, 6, 8), lambda v: _every_second(v, (0, 1, 2))),
+        Arrangement("expanded rows", (6, 34), lambda v: v[:1].expand(v.shape), mixed=True),
+        Arrangement("expanded columns", (6, 34), lambda v: v[:, :1].expand(v.shape)),
+        Arrangement("overlapping", (20, 6), lambda v: v.flatten().as_strided(v.shape, (1, 1))),
+        Arrangement("misaligned", (4099,), lambda v: _window(v, slice(1, None), sizes=(v.shape[0] + 1,)), mixed=True),
+    ]
 
 
-# Of special values: all pairs and triples; more are drawn.
-MAX_COMBINATIONS = 25_000
+# Elements of the largest inputs: enough for a parallel loop to use a second thread, and for all triples of specials.
+MANY = 35_001
 
 
 def special_values(dtype: torch.dtype) -> list[float]:
@@ -97,7 +99,9 @@ def special_values(dtype: torch.dtype) -> list[float]:
     return [math.nan, *one_sided, *(-x for x in one_sided)]
 
 
-def inputs(spec: OpSpec, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, list[torch.Tensor]]]:
+def inputs(
+    spec: OpSpec, dtype: torch.dtype, device: torch.device, many: int = MANY
+) -> Iterator[tuple[str, list[torch.Tensor]]]:
     """Named lists of the op's tensors: each arrangement for all operands, some for one alone, and special values."""
     generator = torch.Generator().manual_seed(0)
 
@@ -106,10 +110,10 @@ def inputs(spec: OpSpec, dtype: torch.dtype, device: torch.device) -> Iterator[t
         values = torch.randn(whole, generator=generator, dtype=torch.float64) * 3
         return arrangement.place(values.to(device, dtype))
 
-    plain = ARRANGEMENTS[0]
+    plain, *_ = arrangements(many)
     packs = any(input.layout is not Layout.plain for input in spec.inputs)
     count = len(spec.inputs)
-    for arrangement in ARRANGEMENTS:
+    for arrangement in arrangements(many):
         if packs and not arrangement.shape:
             continue  # there is no last dimension to split
         alone = [(i,) for i in range(count)] if count > 1 and arrangement.mixed else []
@@ -125,8 +129,8 @@ def inputs(spec: OpSpec, dtype: torch.dtype, device: torch.device) -> Iterator[t
     values = torch.tensor(special_values(dtype), dtype=dtype)
     combinations = len(values) ** len(spec.parts)
     chosen = torch.arange(combinations)
-    if combinations > MAX_COMBINATIONS:
-        chosen = torch.randint(combinations, (MAX_COMBINATIONS,), generator=generator)
+    if combinations > many:
+        chosen = torch.randint(combinations, (many,), generator=generator)
     combined = iter([values[chosen // len(values) ** i % len(values)] for i in range(len(spec.parts))])
     tensors = [packed(input.layout, [next(combined) for _ in input.parts]) for input in spec.inputs]
     yield "special values", [tensor.to(device).contiguous() for tensor in tensors]
@@ -145,13 +149,14 @@ def device_of(platform: str) -> torch.device | None:
 
 @dataclass(frozen=True)
 class Cell:
-    """One provider on one platform, one op, one dtype, forward or gradient."""
+    """One provider on one platform, one op, one dtype, one direction; its largest inputs have ``many`` elements."""
 
     platform: str
     provider: str
     op: str
     dtype: torch.dtype
     direction: str
+    many: int = MANY
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -179,7 +184,7 @@ class Cell:
         device = device_of(self.platform)
         assert device is not None
         problems = []
-        for name, tensors in inputs(self.spec, self.dtype, device):
+        for name, tensors in inputs(self.spec, self.dtype, device, self.many):
             problems += [f"{name}: {problem}" for problem in self._problems(tensors)]
         if problems:
             raise AssertionError(f"{self}: {len(problems)} wrong\n  " + "\n  ".join(problems))
@@ -233,9 +238,12 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def cells(
-    ops: Collection[str] | None = None, providers: Collection[str] | None = None, platforms: Collection[str] = PLATFORMS
+    ops: Collection[str] | None = None,
+    providers: Collection[str] | None = None,
+    platforms: Collection[str] = PLATFORMS,
+    many: int = MANY,
 ) -> list[Cell]:
     """Every cell: platforms x providers x ops x dtypes x directions, of all that is registered unless named."""
     ops = ops if ops is not None else [spec.qualname for spec in library.specs()]
     providers = providers if providers is not None else list(registry.PROVIDERS)
-    return [Cell(*axes) for axes in product(platforms, providers, ops, DTYPES, DIRECTIONS)]
+    return [Cell(*axes, many) for axes in product(platforms, providers, ops, DTYPES, DIRECTIONS)]

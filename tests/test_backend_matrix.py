@@ -22,8 +22,9 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 OWN_OPS = [spec.qualname for spec in library.specs()]
 # Shapes of expressions that the library's own ops do not have: params, two inputs, pairs, a contraction to avoid.
 EXTRA_OPS = relu2ir.load(Path(__file__).parent / "matrix_ops.yaml")
-# Triton's cells on the CPU run in its interpreter, in a process of their own: see below.
-ALL = [cell for cell in testing.cells() if INTERPRETED or (cell.platform, cell.provider) != ("cpu", "triton")]
+# Triton's cells on the CPU run in its interpreter, in a process of their own (see below), at 15 ms a block of 1024.
+ALL = testing.cells(many=3_001 if INTERPRETED else testing.MANY)
+ALL = [cell for cell in ALL if INTERPRETED or (cell.platform, cell.provider) != ("cpu", "triton")]
 
 pytestmark = [
     # The interpreter computes with NumPy, which warns where IEEE arithmetic gives NaN or inf.
