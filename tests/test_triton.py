@@ -146,6 +146,11 @@ def test_loads_stay_wide(compiled, place):
     assert text(kernel).count("ld.global.v4.b32") == text(kernel).count("st.global.v4.b32") == 1
 
 
+def test_the_loads_of_a_single_packed_row_stay_wide(compiled):
+    (kernel,) = compiled(OWN[2], torch.zeros(1, 8192, dtype=torch.bfloat16))
+    assert text(kernel).count("ld.global.v4.b32") == 2
+
+
 def test_a_misaligned_base_is_read_in_place(compiled):
     (kernel,) = compiled(OWN[0], torch.zeros(4097, dtype=torch.bfloat16)[1:])
     assert "ld.global.b16" in text(kernel)
