@@ -145,6 +145,7 @@ class BuildExtension(build_ext):
             nvcc = found("nvcc")
             gpu = [nvcc, *NVCC_FLAGS, *gencode(nvcc), *includes]
         elif choice == "hip":
+            os.environ["HIP_PLATFORM"] = "amd"  # where nvcc is found too, hipcc would call it
             archs = re.split(r"[;,\s]+", os.environ.get("PYTORCH_ROCM_ARCH") or ";".join(ROCM_ARCHS))
             gpu = [found("hipcc"), *HIPCC_FLAGS, *(f"--offload-arch={arch}" for arch in archs if arch), *includes]
         if gpu:

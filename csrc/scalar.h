@@ -6,6 +6,7 @@
 #include <cstring>
 
 #if defined(__CUDACC__) || defined(__HIP__)
+#include "gpu.h"
 #define RELU2IR_HD __host__ __device__ __forceinline__
 #else
 #define RELU2IR_HD inline

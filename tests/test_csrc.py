@@ -3,6 +3,7 @@ headers, and the built binary plans every layout rightly."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -30,8 +31,8 @@ def sources(folder: Path, *specs: codegen.OpSpec) -> list[Path]:
     return [folder / f"{spec.name}_gpu.cu" for spec in specs]
 
 
-def compiled(command: list[str | Path | None]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
+def compiled(command: list[str | Path | None], **environment: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
 
 
@@ -67,7 +68,7 @@ def test_a_multiplication_and_an_addition_stay_two(tmp_path: Path) -> None:
 def test_the_same_sources_compile_for_amd_gpus(tmp_path: Path) -> None:
     command = [tool("hipcc"), "-x", "hip", "--offload-arch=gfx90a", "-std=c++17", "-O3", "-ffp-contract=off", "-fPIC"]
     for source in sources(tmp_path, *OPS.values()):
-        compiled([*command, f"-I{CSRC}", f"-I{tmp_path}", "-c", source, "-o", tmp_path / "hip.o"])
+        compiled([*command, f"-I{CSRC}", f"-I{tmp_path}", "-c", source, "-o", tmp_path / "hip.o"], HIP_PLATFORM="amd")
 
 
 @pytest.mark.needs("cxx")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from relu2ir.ir.emit import Target
@@ -44,12 +45,11 @@ def load() -> tuple[Any, str | None]:
     import torch  # noqa: F401  # the extension finds torch's libraries loaded
 
     try:
-        from relu2ir import _C
+        return import_module("relu2ir._C"), None
     except ModuleNotFoundError:
         return None, "the extension was not built; run pip install . with a C++ compiler on PATH"
     except ImportError as error:
         return None, f"the extension does not load: {error}; run pip install . to build it anew"
-    return _C, None
 
 
 def _missing_cpp() -> str | None:
