@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 
 import torch
-from torch._subclasses import FakeTensorMode
 
 import relu2ir
 from relu2ir import demo, library, registry
 from relu2ir.errors import Error
 from relu2ir.platforms import PLATFORMS, platform_of
+from relu2ir.registry import Imagined
 from relu2ir.spec import OpSpec
 
 
@@ -62,14 +62,11 @@ def _explain(args: argparse.Namespace) -> int:
     if not isinstance(dtype, torch.dtype):
         raise Error(f"unknown dtype '{args.dtype}'; use a torch dtype such as float32, float16 or bfloat16")
     try:
-        shape = [int(size) for size in args.shape.split(",") if size]
-        with FakeTensorMode():
-            tensors = [torch.empty(shape, dtype=dtype, device=args.device) for _ in spec.inputs]
+        shape, device = [int(size) for size in args.shape.split(",") if size], torch.device(args.device)
     except (ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise Error(f"cannot imagine a tensor of shape '{args.shape}' on device '{args.device}': {reason}") from None
-    library.check_contract(spec, tensors)
-    print(relu2ir.explain(args.op, *tensors))
+        raise Error(f"cannot read shape '{args.shape}' or device '{args.device}': {reason}") from None
+    print(relu2ir.explain(args.op, *(Imagined(shape, dtype, device) for _ in spec.inputs)))
     return 0
 
 
@@ -92,11 +89,11 @@ def _machine() -> str:
     return "\n".join(lines)
 
 
-def _on_device_of(provider: str, spec: OpSpec) -> list[torch.Tensor]:
-    """Fake operands where the provider could run them: on the GPU, for one that a GPU platform prefers."""
+def _on_device_of(provider: str, spec: OpSpec) -> list[Imagined]:
+    """Operands where the provider could run them: on the GPU, for one that a GPU platform prefers."""
     on_gpu = provider in registry.row("cuda") and provider != "native"
-    with FakeTensorMode():
-        return [torch.empty(8, 64, device="cuda" if on_gpu else "cpu") for _ in spec.inputs]
+    device = torch.device("cuda" if on_gpu else "cpu")
+    return [Imagined((8, 64), torch.float32, device) for _ in spec.inputs]
 
 
 def _shown(args: argparse.Namespace) -> str:

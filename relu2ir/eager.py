@@ -14,8 +14,9 @@ import torch
 
 from relu2ir.errors import ProviderError
 from relu2ir.guards import not_plain
+from relu2ir.layout import logical_shape
 from relu2ir.overrides import active
-from relu2ir.registry import Provider, choose, explain, provider, refusal, requested
+from relu2ir.registry import Imagined, Provider, choose, explain, provider, refusal, requested
 from relu2ir.spec import OpSpec
 
 Kernel = Callable[..., Any]
@@ -108,7 +109,8 @@ def _chosen(spec: OpSpec, chosen: Provider, tensors: Sequence[torch.Tensor]) -> 
     if chosen.plain:
         return Choice(kernel, kernel)
     # The backward runs what the forward chose, later and on another thread; only a refusal of its own sends it on.
-    refused = chosen.refuses(spec.backward, [tensors[0], *tensors]) is not None
+    grad = Imagined(logical_shape(spec.inputs[0].layout, tensors[0].shape), tensors[0].dtype, tensors[0].device)
+    refused = chosen.refuses(spec.backward, [grad, *tensors]) is not None
     backward = provider("native", "") if refused else chosen
     return Choice(kernel, _function(spec, kernel, backward.lower(spec.backward)))
 

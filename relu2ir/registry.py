@@ -20,13 +20,15 @@ from relu2ir.spec import OpSpec
 if TYPE_CHECKING:
     import torch
 
+    TensorLike = torch.Tensor | "Imagined"
+
 
 @dataclass(frozen=True)
 class Provider:
     """A way to run specs.
 
     ``missing()`` says why it cannot run on this machine at all, ``refuses(spec, tensors)`` why it cannot run this call
-    (tensors may be fake or on the meta device: only their device, dtype and shape are asked); None means it can.
+    (tensors may be fake or `Imagined`: only their device, dtype and shape are asked); None means it can.
     ``lower(spec)`` gives the kernel: a callable of the op's tensors in order and then its params as floats, which
     returns one tensor per output (a tuple when there are several) and records no gradient, unless ``plain`` says that
     it is made of differentiable PyTorch calls. ``source(spec)`` is the text that it generates, for ``relu2ir show``.
@@ -34,10 +36,19 @@ class Provider:
 
     name: str
     missing: Callable[[], str | None]
-    refuses: Callable[[OpSpec, Sequence[torch.Tensor]], str | None]
+    refuses: Callable[[OpSpec, Sequence[TensorLike]], str | None]
     lower: Callable[[OpSpec], Callable[..., Any]]
     source: Callable[[OpSpec], str] = lambda spec: f"# this provider shows no text for {spec.qualname}"
     plain: bool = False
+
+
+@dataclass(frozen=True)
+class Imagined:
+    """A tensor on a device that need not exist: what a decision asks of one. (torch's fake tensors need the device.)"""
+
+    shape: Sequence[int]
+    dtype: torch.dtype
+    device: torch.device
 
 
 @dataclass(frozen=True)
@@ -157,9 +168,11 @@ def requested(spec: OpSpec, providers: str | None = None) -> tuple[tuple[str, ..
 
 
 def explain(
-    spec: OpSpec, *tensors: torch.Tensor, providers: str | None = None, platform: str | None = None
+    spec: OpSpec, *tensors: TensorLike, providers: str | None = None, platform: str | None = None
 ) -> Explanation:
-    """Decide for one call, launch nothing. Tensors may be fake or on the meta device."""
+    """Decide for one call, launch nothing. Tensors may be fake, on the meta device, or `Imagined`."""
+    import torch
+
     actual = platform_of(tensors[0].device)
     overrides = active()
     if platform is not None:
@@ -176,7 +189,8 @@ def explain(
     candidates = [provider(name, source) for name in names]
     decisions = tuple(_decide(candidate, spec, tensors) for candidate in candidates)
     pretended = chosen_platform != actual
-    there = _imagined(tensors, chosen_platform) if pretended else tensors
+    device = torch.device(DEVICE_TYPE[chosen_platform]) if pretended else tensors[0].device
+    there = [Imagined(t.shape, t.dtype, device) for t in tensors]
     return Explanation(
         op=spec.qualname,
         call=describe(tensors),
@@ -208,23 +222,14 @@ def refusal(explanation: Explanation, extra: str = "") -> str:
     return "\n".join(lines)
 
 
-def describe(tensors: Sequence[torch.Tensor]) -> str:
+def describe(tensors: Sequence[TensorLike]) -> str:
     """``bfloat16 [8, 4096] on cuda:0``, for messages."""
     return ", ".join(f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)} on {t.device}" for t in tensors)
 
 
-def _decide(candidate: Provider, spec: OpSpec, tensors: Sequence[torch.Tensor]) -> Decision:
+def _decide(candidate: Provider, spec: OpSpec, tensors: Sequence[TensorLike]) -> Decision:
     reason = candidate.refuses(spec, tensors)
     if reason is not None:
         return Rejected(candidate.name, reason)
     missing = candidate.missing()
     return Accepted(candidate.name) if missing is None else Rejected(candidate.name, missing, here=True)
-
-
-def _imagined(tensors: Sequence[torch.Tensor], platform: str) -> list[torch.Tensor]:
-    """The same tensors, fake, on a device of ``platform``."""
-    import torch
-    from torch._subclasses import FakeTensorMode
-
-    with FakeTensorMode():
-        return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=DEVICE_TYPE[platform]) for t in tensors]

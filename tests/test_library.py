@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import relu2ir
-from relu2ir import library, specfile
+from relu2ir import library, registry, specfile
 
 X = torch.tensor([-1.0, -0.0, 0.5, 3.0, float("nan"), float("inf"), -float("inf")])
 ROOT = Path(__file__).parent.parent
@@ -127,10 +127,24 @@ def test_a_users_file_gives_callable_differentiable_ops(tmp_path):
     assert relu2ir.load(path) == [], "loading again what is there changes nothing"
 
 
+def test_a_gradient_that_is_constant_is_a_tensor(tmp_path):
+    path = tmp_path / "constant.yaml"
+    path.write_text("namespace: constant\nops:\n  kept: {inputs: [a, b], expr: 'where(a > 0, b, 1)'}\n")
+    relu2ir.load(path)
+    a, b = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+    spec = library.find("constant::kept")
+    to_a, to_b = registry.provider("native", "").lower(spec.backward)(torch.ones(4), a.detach(), b.detach())
+    relu2ir.ops.constant.kept(a, b).sum().backward()
+    assert torch.equal(to_a, torch.zeros(4))
+    assert torch.equal(to_b, b.grad)
+
+
 def test_a_name_that_is_taken_names_both_files(tmp_path):
     path = tmp_path / "theirs.yaml"
     path.write_text("ops:\n  fine: {inputs: [x], expr: relu(x)}\n  relu_squared: {inputs: [x], expr: relu(x)}\n")
-    with pytest.raises(relu2ir.SpecError, match=r"theirs.yaml: op 'relu2ir::relu_squared' is already declared in .*ops"):
+    with pytest.raises(
+        relu2ir.SpecError, match=r"theirs.yaml: op 'relu2ir::relu_squared' is already declared in .*ops"
+    ):
         relu2ir.load(path)
     assert not hasattr(relu2ir.ops, "fine"), "a file that is refused registers nothing"
 

@@ -84,8 +84,8 @@ def _refuses(spec: OpSpec, tensors: Sequence[torch.Tensor], device: str) -> str 
             return f"{name} is {dtype}; the kernels take {', '.join(DTYPES)}"
         if tensor.dtype != tensors[0].dtype or tensor.device != tensors[0].device:
             return f"{name} and {names[0]} differ in dtype or device; give both the same"
-        if tensor.dim() > MAX_DIMS:
-            return f"{name} has {tensor.dim()} dimensions; the kernels take {MAX_DIMS}"
+        if len(tensor.shape) > MAX_DIMS:
+            return f"{name} has {len(tensor.shape)} dimensions; the kernels take {MAX_DIMS}"
     return _refuses_shapes(spec, tensors) or _refuses_definition(spec)
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from relu2ir.ir.emit import Target, emit
+from relu2ir.ir.emit import Target, emit, used_names
 from relu2ir.ir.expr import OPERATORS, format_number
 from relu2ir.ir.primitives import PRIMITIVES
 from relu2ir.registry import Provider
-from relu2ir.spec import Layout, OpSpec
+from relu2ir.spec import Layout, OpSpec, Output
 
 if TYPE_CHECKING:
     import torch
@@ -56,9 +56,18 @@ def source(spec: OpSpec) -> str:
     ]
     values, results = iter(held), []
     for output in spec.outputs:
-        results.append(_PACK[output.layout].format(*(next(values) for _ in output.exprs)))
+        parts = [_shaped(spec, output, index, next(values)) for index in range(len(output.exprs))]
+        results.append(_PACK[output.layout].format(*parts))
     arguments = ", ".join([*(input.name for input in spec.inputs), *spec.params])
     return "\n".join([f"def {spec.name}({arguments}):", *unpack, *statements, f"    return {', '.join(results)}", ""])
+
+
+def _shaped(spec: OpSpec, output: Output, index: int, value: str) -> str:
+    """``value``, filled out to a tensor where it depends on no input, as the gradient of ``where(x > 0, y, 1)`` by x."""
+    if set(used_names([output.exprs[index]])) & set(spec.parts):
+        return value
+    like = next((input.parts[index] for input in spec.inputs if input.name == output.name), spec.parts[0])
+    return f"torch.full_like({like}, {value})"
 
 
 @cache
