@@ -291,7 +291,14 @@ class Walks(MLP):
         return self.down(F.relu(x).square())
 
 
+class AddsInPlace(MLP):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x += 1  # writes to the caller's tensor; fx would record x + 1
+        return self.down(F.relu(self.up(x)).square())
+
+
 MODE_DEPENDENT = {
+    AddsInPlace: "assigns with an operator",
     Masked: "compares with None",
     DropsWhenTraining: "reads self.training",
     Scaled: "reads self.scale",
@@ -433,6 +440,7 @@ def test_a_replaced_forward_is_respected(x: torch.Tensor) -> None:
     assert torch.equal(result.module(x), x + 1)
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
 def test_a_fused_module_compiles_with_the_op_in_its_graph(x: torch.Tensor) -> None:
     model = Model().eval()
     fused, graphs = relu2ir.fuse(model).module, []

@@ -16,7 +16,7 @@ from relu2ir.fx.packing import value_of
 from relu2ir.fx.patterns import Pattern, patterns
 from relu2ir.fx.report import FuseResult, NearMiss, Site, Skipped
 from relu2ir.fx.rewrite import path_of, raise_ops, source_of
-from relu2ir.fx.structure import copy_structure
+from relu2ir.fx.structure import copy_graph, copy_structure
 from relu2ir.fx.trace import ModeDependent, Untraceable, own_forward, trace
 from relu2ir.spec import OpSpec
 
@@ -72,10 +72,10 @@ class _Walk:
             self.skipped.append(Skipped(path, "a ScriptModule"))
             return module
         if isinstance(module, fx.GraphModule):
-            new = copy_structure(module, self._children(module, path, autocast, _bodies_under_autocast(module.graph)))
-            self._raise(new.graph, new, path, autocast)
-            new.recompile()
-            return new
+            graph = copy_graph(module.graph)
+            self._raise(graph, module, path, autocast)
+            under_autocast = _bodies_under_autocast(graph)
+            return copy_structure(module, self._children(module, path, autocast, under_autocast), graph)
         traced = self._traced(module, path)
         layer = None if traced is None else as_layer(module, *traced)
         if layer is not None:

@@ -18,8 +18,13 @@ class Owned(Protocol):
         """The same for a copy of the module."""
 
 
-def copy_structure(module: nn.Module, children: Mapping[str, nn.Module | None]) -> nn.Module:
-    """A module like ``module`` with other children: same class, same tensors, own hooks, flags and tables."""
+def copy_structure(
+    module: nn.Module, children: Mapping[str, nn.Module | None], graph: fx.Graph | None = None
+) -> nn.Module:
+    """A module like ``module`` with other children: same class, same tensors, own hooks, flags and tables.
+
+    A graph module gets ``graph``, or a copy of its own.
+    """
     is_graph, kind = isinstance(module, fx.GraphModule), type(module)
     new = fx.GraphModule.__new__(kind) if is_graph else object.__new__(kind)
     state = dict(vars(module))
@@ -32,7 +37,7 @@ def copy_structure(module: nn.Module, children: Mapping[str, nn.Module | None]) 
             state[name] = value.of(new)
     vars(new).update(state | {"_modules": dict(children)})
     if is_graph:
-        new.graph = copy_graph(module.graph)
+        new.graph = copy_graph(module.graph) if graph is None else graph
     return new
 
 

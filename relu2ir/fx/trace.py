@@ -232,6 +232,8 @@ def _judge(code: CodeType, scope: dict[str, Any], judged: set[CodeType]) -> None
         name = instruction.opname.replace("_FORWARD", "").replace("_BACKWARD", "")
         if name in _OPCODES:
             raise ModeDependent(_OPCODES[name])
+        if name.startswith("INPLACE_") or (name == "BINARY_OP" and instruction.argrepr.endswith("=")):
+            raise ModeDependent("assigns with an operator such as +=, which fx writes as +")
         if name in ("LOAD_GLOBAL", "LOAD_NAME"):
             _judge_global(instruction.argval, scope, instructions[at:])
     for constant in code.co_consts:
