@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +13,7 @@ import yaml
 
 from relu2ir.errors import ExprError, Problem, SpecError, suggestion
 from relu2ir.ir.emit import used_names
-from relu2ir.ir.expr import Expr
+from relu2ir.ir.expr import Call, Expr, Name, fold
 from relu2ir.ir.parse import parse
 from relu2ir.ir.primitives import PRIMITIVES
 from relu2ir.platforms import PLATFORMS
@@ -26,6 +26,8 @@ PACKED = tuple(layout.value for layout in Layout if layout is not Layout.plain)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 DEFAULT_NAMESPACE = "relu2ir"
 MAX_EXCERPT = 200
+# What Python numbers can do too.
+ARITHMETIC = ("neg", "add", "sub", "mul", "div")
 
 _NAME = re.compile(r"[a-z](?:[a-z0-9_]*[a-z0-9])?", re.ASCII)
 _NAME_RULE = "use lower-case letters, digits and '_', beginning with a letter and not ending in '_'"
@@ -202,6 +204,9 @@ def _expr(tree: YamlTree, node: yaml.Node, op: str, where: str, scope: _Scope | 
                 found = re.search(rf"\b{name}\b", text)
                 message = f"unknown name '{name}'{suggestion(name, scope)}"
                 raise ExprError(message, found.start() if found else 0, len(name))
+        if scope is not None:
+            inputs = where.removesuffix("expr") + "inputs."
+            _check_calls(expr, text, {name for name, (_, path) in scope.items() if path.startswith(inputs)})
     except ExprError as error:
         _expr_problem(tree, node, op, where, error)
         return None
@@ -211,11 +216,27 @@ def _expr(tree: YamlTree, node: yaml.Node, op: str, where: str, scope: _Scope | 
     return expr
 
 
+def _check_calls(expr: Expr, text: str, inputs: Collection[str]) -> None:
+    """ExprError for a call that reads no input: in plain PyTorch it would run on Python numbers, and lose the dtype."""
+
+    def visit(node: Expr, args: list[bool]) -> bool:
+        if isinstance(node, Call) and node.primitive not in ARITHMETIC:
+            values = args[1:] if node.primitive == "where" else args
+            if not any(values):
+                what = (
+                    f"the values of '{node}' read no input" if node.primitive == "where" else f"'{node}' reads no input"
+                )
+                raise ExprError(f"{what}; write a number or a param in its place", 0, len(text))
+        return any(args) or (isinstance(node, Name) and node.name in inputs)
+
+    fold([expr], visit)
+
+
 def _expr_problem(tree: YamlTree, node: yaml.Node, op: str, where: str, error: ExprError) -> None:
     """The place inside the expression, with the expression and a caret under it."""
     line = "".join(char if char.isprintable() else " " for char in node.value).rstrip()[:MAX_EXCERPT]
     # The column follows where the file spells the expression as it is read: not in a block, nor behind an escape.
-    quote = 1 if node.style in ("'", '"') else 0
+    quote = 1 if getattr(node, "style", None) in ("'", '"') else 0
     written = tree.text[node.start_mark.index + quote : node.end_mark.index - quote]
     start = error.start + quote if written == node.value else 0
     if error.start < MAX_EXCERPT:

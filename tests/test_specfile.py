@@ -190,6 +190,28 @@ def test_a_problem_in_an_expression_has_its_place_and_a_caret(written, expected)
     assert said("ops:\n  f:\n    inputs: [x]\n" + written) == expected
 
 
+@pytest.mark.parametrize(
+    ("expr", "message"),
+    [
+        ("x * sqrt(2)", "'sqrt(2)' reads no input; write a number or a param in its place"),
+        ("x * sigmoid(limit)", "'sigmoid(limit)' reads no input; write a number or a param in its place"),
+        ("where(limit < 1, x, 0)", "'limit < 1' reads no input; write a number or a param in its place"),
+        # torch.where of two Python numbers is float32 or int64, whatever x is.
+        ("where(x < limit, 0, 1) * x",
+         "the values of 'where(x < limit, 0, 1)' read no input; write a number or a param in its place"),
+    ],
+)  # fmt: skip
+def test_a_call_must_read_an_input(expr, message):
+    place, written, caret = said_of(f"inputs: [x], params: {{limit: 2}}, expr: '{expr}'")
+    assert (place, written) == ("ops.yaml:1:51: cannot read expr of op 'f' at $.ops.f.expr", f"    {expr}")
+    assert caret == f"    {'^' * len(expr)} {message}"
+
+
+def test_arithmetic_may_be_on_numbers_and_params_alone():
+    (op,) = read_text("ops: {f: {inputs: [x], params: {limit: 2}, expr: x * (1 / 6 - -limit) + 2 * limit}}").ops
+    assert str(op.expr) == "x * (1 / 6 - -limit) + 2 * limit"
+
+
 def test_a_problem_far_to_the_right_is_counted_instead_of_drawn():
     assert said_of("inputs: [x], expr: " + "x " + " " * 250 + "+ q") == [
         "ops.yaml:1:284: cannot read expr of op 'f' at $.ops.f.expr",
