@@ -45,7 +45,7 @@ void run(StableIValue* stack, Entry entry) {
   View wholes[INPUTS], operands[F::inputs + F::outputs];
   int filled = 0;
   for (int i = 0; i < INPUTS; ++i) {
-    if (placement_of(inputs[i]) != placement) throw std::runtime_error("relu2ir: tensors differ in dtype or device");
+    if (!(placement_of(inputs[i]) == placement)) throw std::runtime_error("relu2ir: tensors differ in dtype or device");
     View& whole = wholes[i] = view_of(inputs[i]);
     const Layout layout = Signature::inputs[i];
     if (layout != Layout::plain && (whole.dims == 0 || whole.sizes[whole.dims - 1] % 2 != 0)) {

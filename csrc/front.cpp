@@ -37,6 +37,7 @@ struct Last {
   PyObject* overrides = nullptr;  // compared, never followed
   Placement placement{};
   const Direct* kernel = nullptr;
+  PyObject* recorded = nullptr;  // borrowed from the table
 };
 
 uint64_t generation = 1;
@@ -178,22 +179,23 @@ PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject
   if (!overrides) return nullptr;
 
   Last& last = front.last;
-  if (!recorded && count == 1 && last.overrides == overrides && last.generation == generation) {
+  if (count == 1 && last.overrides == overrides && last.generation == generation) {
     Tensor tensors[MAX_ARGUMENTS];
     if (!take_handle(*last.kernel, args[0], tensors[0])) return nullptr;
-    if (!(placement_of(tensors[0]) != last.placement)) return run(*last.kernel, tensors, front.numbers);
+    if (placement_of(tensors[0]) == last.placement) {
+      return recorded ? call_chosen(front, last.recorded, args) : run(*last.kernel, tensors, front.numbers);
+    }
   }
 
   const int same = count > 1 ? alike(front, args) : 1;
   PyObject* chosen = same == 1 ? choice(front, overrides, args[0]) : nullptr;
   if (!chosen) return PyErr_Occurred() ? nullptr : fall_back(front, args, count, nullptr);
-  PyObject* callable = PyTuple_GetItem(chosen, recorded);
-  if (const Direct* kernel = recorded ? nullptr : as_direct(callable)) {
+  if (const Direct* kernel = as_direct(PyTuple_GetItem(chosen, 0))) {
     Tensor first;
     if (!take_handle(*kernel, args[0], first)) return nullptr;
-    last = Last{generation, overrides, placement_of(first), kernel};
+    last = Last{generation, overrides, placement_of(first), kernel, PyTuple_GetItem(chosen, 1)};
   }
-  return call_chosen(front, callable, args);
+  return call_chosen(front, PyTuple_GetItem(chosen, recorded), args);
 }
 
 }  // namespace

@@ -44,8 +44,8 @@ class Tensor {
 
 struct Placement {
   int32_t dtype, device_type, device_index;
-  bool operator!=(const Placement& other) const {
-    return dtype != other.dtype || device_type != other.device_type || device_index != other.device_index;
+  bool operator==(const Placement& other) const {
+    return dtype == other.dtype && device_type == other.device_type && device_index == other.device_index;
   }
 };
 
