@@ -80,7 +80,7 @@ def _instances(spec: OpSpec, where: str) -> str:
     stream, given = (", void* stream", ", stream") if where == "gpu" else ("", "")
     entries = [
         f"void {op.name}_{where}(const Plan<{_operands(op)}>& plan, Dtype dtype, const double* params{stream}) {{\n"
-        f"  run_{where}<functors::{op.name}>(plan, dtype, params{given});\n}}\n"
+        f"  relu2ir::run_{where}<functors::{op.name}>(plan, dtype, params{given});\n}}\n"
         for op in spec.with_backward
     ]
     includes = "\n".join(f'#include "{name}.h"' for name in ("entry_points", "functors", f"loop_{where}"))

@@ -107,6 +107,20 @@ def test_two_inputs_give_two_gradients_each_like_its_input() -> None:
     assert "outputs[] = {{Layout::plain, 1}, {Layout::plain, 2}};" in text
 
 
+@pytest.mark.needs("cxx")
+def test_an_op_may_be_named_like_what_the_loops_use(tmp_path: Path) -> None:
+    spec = specfile.read_text("ops: {run: {inputs: [load, rows], params: {store: 2}, expr: load * rows + store}}").ops[
+        0
+    ]
+    for name, text in codegen.generate([spec], gpu=False).items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "bind.cpp").write_text('#include "bindings.h"\n')
+    for source in ("run_cpu.cpp", "bind.cpp"):
+        command = [tool("cxx"), "-std=c++17", "-fsyntax-only", f"-I{ROOT / 'csrc'}", f"-I{tmp_path}", tmp_path / source]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
 def test_gpu_sources_are_written_only_for_a_gpu() -> None:
     cpu, gpu = (set(codegen.generate([limited()], gpu=gpu)) for gpu in (False, True))
     assert gpu - cpu == {"limited_gpu.cu"}
