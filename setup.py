@@ -1,7 +1,8 @@
 """Builds the extension ``relu2ir._C`` from csrc/ and from C++ generated from ops.yaml. No torch is needed to build.
 
 RELU2IR_BUILD says what is compiled; a choice by name fails where its compiler is missing, `auto` takes what there is:
-  auto   cuda if nvcc is found, else hip if hipcc is, else cpp if a C++ compiler is, else none with a warning
+  auto   cuda if nvcc is found, else hip if hipcc is, else cpp if a C++ compiler is, else none; with a warning, cpp where
+         the GPU compiler fails
   cuda   the CPU and the CUDA kernels; TORCH_CUDA_ARCH_LIST chooses the architectures
   hip    the CPU kernels and the CUDA ones through HIP; PYTORCH_ROCM_ARCH chooses the architectures
   cpp    the CPU kernels
@@ -28,6 +29,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
+SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").glob("*.cpp"))
 CHOICES = ("auto", "cuda", "hip", "cpp", "none")
 # No fast math: contraction alone changes the result of a multiply and add. That floating-point exceptions need not be
 # raised changes no value, and lets the compiler vectorise a choice.
@@ -66,9 +68,8 @@ def found(program: str) -> str | None:
     return str(at) if at and at.exists() else shutil.which(program)
 
 
-def chosen() -> str:
-    """What is compiled; SystemExit when RELU2IR_BUILD asks for what cannot be."""
-    asked = os.environ.get("RELU2IR_BUILD") or "auto"
+def chosen(asked: str) -> str:
+    """What is compiled where RELU2IR_BUILD is ``asked``; SystemExit when it asks for what cannot be."""
     if asked not in CHOICES:
         raise SystemExit(f"unknown RELU2IR_BUILD={asked!r}; use one of {', '.join(CHOICES)}")
     if asked == "none":
@@ -133,7 +134,15 @@ class BuildExtension(build_ext):
     """Compiles the sources side by side and links them; setuptools' own compiler knows neither nvcc nor hipcc."""
 
     def build_extension(self, ext: Extension) -> None:
-        choice = ext.define_macros[0][1]
+        try:
+            self.build_as(CHOICE, ext)
+        except subprocess.CalledProcessError as error:
+            if CHOICE == "cpp" or ASKED != "auto":
+                raise SystemExit(str(error)) from None
+            print(f"warning: relu2ir is built without GPU kernels; {error}", file=sys.stderr)
+            self.build_as("cpp", ext)
+
+    def build_as(self, choice: str, ext: Extension) -> None:
         objects = Path(self.build_temp)
         objects.mkdir(parents=True, exist_ok=True)
         generated = ROOT / "build" / "generated"
@@ -182,8 +191,7 @@ def torch_stubs(folder: Path) -> list[str]:
 
 def run(command: list) -> None:
     print(shlex.join(map(str, command)), flush=True)
-    if subprocess.run(command).returncode:
-        raise SystemExit(f"failed: {shlex.join(map(str, command))}")
+    subprocess.run(command, check=True)
 
 
 class BuildPython(build_py):
@@ -202,10 +210,9 @@ class Wheel(bdist_wheel):
         super().finalize_options()
 
 
-choice = chosen()
-sources = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").glob("*.cpp"))
-extension = Extension("relu2ir._C", sources, define_macros=[("RELU2IR_BUILD", choice)], py_limited_api=True)
+ASKED = os.environ.get("RELU2IR_BUILD") or "auto"
+CHOICE = chosen(ASKED)
 setup(
-    ext_modules=[] if choice == "none" else [extension],
+    ext_modules=[Extension("relu2ir._C", SOURCES, py_limited_api=True)] if CHOICE != "none" else [],
     cmdclass={"build_ext": BuildExtension, "build_py": BuildPython, "bdist_wheel": Wheel},
 )

@@ -75,7 +75,12 @@ def test_ops_yaml_stands_once_in_the_sources(unpacked: Path) -> None:
 
 @pytest.mark.needs("cxx")
 def test_a_wheel_from_the_source_distribution_runs_away_from_the_checkout(unpacked: Path, tmp_path: Path) -> None:
-    wheel, _ = build("wheel", unpacked, tmp_path / "dist", RELU2IR_BUILD="cpp")
+    """Beside an nvcc that fails, as one does that does not know the host's compiler: the CPU kernels are built."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/nvcc").symlink_to(shutil.which("false") or "/bin/false")
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    wheel, printed = build("wheel", unpacked, tmp_path / "dist", PATH=path)
+    assert "warning: relu2ir is built without GPU kernels" in printed and "nvcc" in printed
     assert wheel.name.endswith(f"-cp310-abi3-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}.whl")
     with zipfile.ZipFile(wheel) as files:
         assert {"relu2ir/_C.abi3.so", "relu2ir/ops.yaml"} <= set(files.namelist())
