@@ -7,35 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from relu2ir.ir.emit import emit, used_names
-from relu2ir.providers.compiled import TARGET
+from relu2ir.providers.compiled import functor
 from relu2ir.spec import Layout, OpSpec
 
 _HEAD = "// Generated from ops.yaml by relu2ir/codegen.py; change that, not this.\n"
-
-
-def functor(spec: OpSpec) -> str:
-    """The op as a C++ struct: ``apply`` reads one scalar per part, writes one per output part."""
-    used = used_names(spec.exprs)
-    reads = [f"    const C {name} = in[{i}];" for i, name in enumerate(spec.parts) if name in used]
-    reads += [f"    const C {name} = C(params[{i}]);" for i, name in enumerate(spec.params) if name in used]
-    statements, held = emit(spec.exprs, TARGET)
-    writes = [f"    out[{i}] = {value};" for i, value in enumerate(held)]
-    params = "const double* params" if set(spec.params) & set(used) else "const double*"
-    lines = [
-        f"// {_describe(spec)}",
-        f"// definition {spec.hash}",
-        f"struct {spec.name} {{",
-        f"  static constexpr int inputs = {len(spec.parts)}, outputs = {len(held)}, params = {len(spec.params)};",
-        "  template <class C>",
-        f"  RELU2IR_HD static void apply(const C* in, C* out, {params}) {{",
-        *reads,
-        *statements,
-        *writes,
-        "  }",
-        "};",
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def generate(specs: Sequence[OpSpec], gpu: bool) -> dict[str, str]:
@@ -54,11 +29,6 @@ def generate(specs: Sequence[OpSpec], gpu: bool) -> dict[str, str]:
         if gpu:
             files[f"{spec.name}_gpu.cu"] = _instances(spec, "gpu")
     return files
-
-
-def _describe(spec: OpSpec) -> str:
-    # Written out, a gradient may be far longer than its shared statements.
-    return spec.formula if spec.forward is None else f"{spec.name}: the gradient of {spec.forward.formula}"
 
 
 def _header(includes: Iterable[str], namespace: str, blocks: Iterable[str]) -> str:

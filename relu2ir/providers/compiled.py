@@ -11,7 +11,7 @@ from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from relu2ir.ir.emit import Target
+from relu2ir.ir.emit import Target, emit, used_names
 from relu2ir.ir.expr import OPERATORS
 from relu2ir.layout import logical_shape
 from relu2ir.registry import Provider
@@ -37,6 +37,35 @@ TARGET = Target("c++", TEMPLATES, constant=lambda value: f"C({value!r})", statem
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 MAX_DIMS = 16
 _BETWEEN_TENSOR_AND_POINTER = ("unsafe_alloc_void_ptr_from_tensor", "alloc_tensor_by_stealing_from_void_ptr")
+
+
+def functor(spec: OpSpec) -> str:
+    """The op as a C++ struct: ``apply`` reads one scalar per part, writes one per output part."""
+    used = used_names(spec.exprs)
+    reads = [f"    const C {name} = in[{i}];" for i, name in enumerate(spec.parts) if name in used]
+    reads += [f"    const C {name} = C(params[{i}]);" for i, name in enumerate(spec.params) if name in used]
+    statements, held = emit(spec.exprs, TARGET)
+    writes = [f"    out[{i}] = {value};" for i, value in enumerate(held)]
+    params = "const double* params" if set(spec.params) & set(used) else "const double*"
+    lines = [
+        f"// {_describe(spec)}",
+        f"// definition {spec.hash}",
+        f"struct {spec.name} {{",
+        f"  static constexpr int inputs = {len(spec.parts)}, outputs = {len(held)}, params = {len(spec.params)};",
+        "  template <class C>",
+        f"  RELU2IR_HD static void apply(const C* in, C* out, {params}) {{",
+        *reads,
+        *statements,
+        *writes,
+        "  }",
+        "};",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _describe(spec: OpSpec) -> str:
+    # Written out, a gradient may be far longer than its shared statements.
+    return spec.formula if spec.forward is None else f"{spec.name}: the gradient of {spec.forward.formula}"
 
 
 @cache
@@ -124,5 +153,5 @@ def _lower(spec: OpSpec, name: str) -> Callable[..., Any]:
     return kernel or getattr(getattr(torch.ops, f"{spec.namespace}_{name}"), spec.name).kernel._op
 
 
-CUDA = Provider("cuda", _missing_cuda, partial(_refuses, device="cuda"), partial(_lower, name="cuda"))
-CPP = Provider("cpp", _missing_cpp, partial(_refuses, device="cpu"), partial(_lower, name="cpp"))
+CUDA = Provider("cuda", _missing_cuda, partial(_refuses, device="cuda"), partial(_lower, name="cuda"), functor)
+CPP = Provider("cpp", _missing_cpp, partial(_refuses, device="cpu"), partial(_lower, name="cpp"), functor)
