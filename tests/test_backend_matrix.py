@@ -13,6 +13,8 @@ from torch._subclasses import FakeTensorMode
 
 import relu2ir
 from relu2ir import library, registry, testing
+from relu2ir.ir.expr import Call, postorder
+from relu2ir.ir.primitives import PRIMITIVES
 from relu2ir.oracle import mismatches, reference
 from relu2ir.platforms import DEVICE_TYPE, PLATFORMS
 from relu2ir.registry import Accepted, Rejected
@@ -167,8 +169,10 @@ def test_the_inputs_hold_every_kind_of_tensor_that_a_kernel_must_read():
     assert ((special != 0) & (special.abs() < torch.finfo(torch.bfloat16).smallest_normal)).any()
 
 
-def test_the_ops_of_the_matrix_cover_every_layout_and_params():
+def test_the_ops_of_the_matrix_cover_the_vocabulary_every_layout_and_params():
     specs = library.specs()
+    used = {n.primitive for spec in specs for n in postorder(spec.exprs) if isinstance(n, Call)}
+    assert used == set(PRIMITIVES)
     assert {input.layout for spec in specs for input in spec.inputs} == set(Layout)
     assert any(len(spec.inputs) > 1 for spec in specs)
     assert any(spec.params for spec in specs)
