@@ -74,10 +74,10 @@ PyObject* run(const Direct& direct, Tensor* tensors, const double* params) {
   Ref results(op.outputs > 1 ? PyTuple_New(op.outputs) : nullptr);
   for (int i = 0; i < op.outputs; ++i) tensors[i] = Tensor(stack[i]);
   for (int i = 0; i < op.outputs; ++i) {
+    // from_pointer copies what it is said to steal (torch 2.10 to 2.14), so the handle stays ours to delete.
     Ref pointer(PyCapsule_New(tensors[i].get(), nullptr, nullptr));
     PyObject* result = pointer ? PyObject_CallFunctionObjArgs(direct.from_pointer, pointer.get(), nullptr) : nullptr;
     if (!result) return nullptr;
-    tensors[i].release();
     if (op.outputs == 1) return result;
     PyTuple_SetItem(results.get(), i, result);
   }

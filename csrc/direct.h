@@ -6,7 +6,7 @@
 namespace relu2ir {
 
 // What such a builtin is made of. `to_pointer` and `from_pointer` are torch's own functions between a tensor object and
-// an owned AtenTensorHandle in a capsule.
+// an AtenTensorHandle in a capsule: the one makes a handle that we delete, the other only reads ours.
 struct Direct {
   PyMethodDef method;
   const Op* op;

@@ -139,6 +139,27 @@ def test_a_gradient_that_is_constant_is_a_tensor(tmp_path):
     assert torch.equal(to_b, b.grad)
 
 
+@pytest.mark.needs("cpp")
+@pytest.mark.parametrize("direction", ["forward", "recorded", "backward"])
+def test_compiled_kernels_free_their_results(direction):
+    x = torch.randn(2**18, requires_grad=direction != "forward")  # 1 MB
+
+    def call():
+        y = relu2ir.ops.relu_squared(x)
+        if direction == "backward":
+            torch.autograd.grad(y.sum(), x)
+
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    with relu2ir.use(providers="cpp"):
+        call()
+        before = resident()
+        for _ in range(100):
+            call()
+    assert resident() - before < 20 * 2**20
+
+
 def test_a_name_that_is_taken_names_both_files(tmp_path):
     path = tmp_path / "theirs.yaml"
     path.write_text("ops:\n  fine: {inputs: [x], expr: relu(x)}\n  relu_squared: {inputs: [x], expr: relu(x)}\n")
