@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from matrix_table import CELL, FOLDED
+from matrix_table import CELL, FOLDED, serves
 from torch._subclasses import FakeTensorMode
 
 import relu2ir
@@ -36,12 +36,9 @@ pytestmark = [
 
 def is_required(cell: testing.Cell, required: frozenset[str]) -> bool:
     """Whether ``--require`` wants it: its provider is named, and no other platform here could run it."""
-    here = [platform for platform in PLATFORMS if testing.device_of(platform) and served(platform, cell.provider)]
-    return cell.provider in required and cell.op in OWN_OPS and (cell.platform in here or not here)
-
-
-def served(platform: str, provider: str) -> bool:
-    return provider in registry.row(platform) or (platform, provider) == ("cpu", "cpp")
+    platforms = [platform for platform in PLATFORMS if serves(cell.provider, platform)]
+    here = [platform for platform in platforms if testing.device_of(platform)]
+    return cell.provider in required and cell.op in OWN_OPS and cell.platform in (here or platforms)
 
 
 @pytest.mark.parametrize("cell", ALL, ids=str)
@@ -63,8 +60,12 @@ def test_kernels_in_the_interpreter(record_property, tmp_path):
         [*command, "-p", "no:cacheprovider", f"--matrix-counts={counts}"],
         env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
-    record_property(FOLDED, json.loads(counts.read_text()) if counts.exists() else [])
+    outcomes = json.loads(counts.read_text()) if counts.exists() else []
+    record_property(FOLDED, outcomes)
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
+    assert {op for _, _, op, outcome, _ in outcomes if outcome == "passed"} == {
+        spec.qualname for spec in library.specs()
+    }
 
 
 # ** the table that users read **

@@ -65,6 +65,7 @@ def test_a_provider_that_could_run_but_only_skipped_fails_the_run():
 def test_a_provider_that_is_missing_or_was_not_selected_may_be_idle(monkeypatch):
     monkeypatch.setitem(registry.PROVIDERS, "absent", SimpleNamespace(missing=lambda: "not here"))
     assert table(report("skipped", (CELL, ["cpu", "absent", "f"]), reason="not here")).idle() == []
+    assert table(report("skipped", (CELL, ["xpu", "native", "f"]), reason="no xpu")).idle() == []
     assert table().idle() == []
 
 
