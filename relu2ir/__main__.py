@@ -62,10 +62,15 @@ def _explain(args: argparse.Namespace) -> int:
     if not isinstance(dtype, torch.dtype):
         raise Error(f"unknown dtype '{args.dtype}'; use a torch dtype such as float32, float16 or bfloat16")
     try:
-        shape, device = [int(size) for size in args.shape.split(",") if size], torch.device(args.device)
-    except (ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise Error(f"cannot read shape '{args.shape}' or device '{args.device}': {reason}") from None
+        shape = [int(size) for size in args.shape.split(",") if size]
+    except ValueError:
+        shape = [-1]
+    if min(shape, default=0) < 0:
+        raise Error(f"cannot read shape '{args.shape}'; give sizes with commas, such as 8,4096")
+    try:
+        device = torch.device(args.device)
+    except RuntimeError:
+        raise Error(f"unknown device '{args.device}'; use a torch device such as cuda, cpu, xpu or mps") from None
     print(relu2ir.explain(args.op, *(Imagined(shape, dtype, device) for _ in spec.inputs)))
     return 0
 
