@@ -27,7 +27,7 @@ END = "<!-- end of ops -->\n"
 
 DOCTEST = """
 import doctest, pathlib, sys
-test = doctest.DocTestParser().get_doctest(pathlib.Path("session.txt").read_text(), {}, "README.md", "README.md", 0)
+test = doctest.DocTestParser().get_doctest(pathlib.Path("examples.txt").read_text(), {}, "README.md", "README.md", 0)
 runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
 runner.run(test)
 sys.exit(runner.failures or not runner.tries)
@@ -90,20 +90,20 @@ def python(folder: Path, *args: str, **variables: str) -> subprocess.CompletedPr
     )  # fmt: skip
 
 
-def run_session(folder: Path, sessions: list[str]) -> None:
-    (folder / "session.txt").write_text("\n".join(sessions), encoding="utf-8")
+def run_examples(folder: Path, texts: list[str]) -> None:
+    (folder / "examples.txt").write_text("\n".join(texts), encoding="utf-8")
     result = python(folder, "-c", DOCTEST)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def sessions(compiling: bool) -> list[str]:
+def examples(compiling: bool) -> list[str]:
     """The interactive python blocks, without those that compile unless ``compiling``."""
     found = [block for block in blocks("python") if block.startswith(">>>")]
     return [block for block in found if compiling or "torch.compile(" not in block]
 
 
 def test_the_examples_print_what_the_readme_says(folder):
-    run_session(folder, sessions(compiling=False))
+    run_examples(folder, examples(compiling=False))
 
 
 @pytest.mark.needs("cxx")
@@ -111,8 +111,8 @@ def test_the_example_of_torch_compile_runs(folder):
     if "relu2ir" not in entry_points(group="torch_dynamo_backends").names:
         pytest.skip("relu2ir is not installed: torch finds the backend by the package's entry point")
     begin = ["import torch, relu2ir", "from my_model import MLP", "model = MLP()"]
-    compiling = [block for block in sessions(compiling=True) if "torch.compile(" in block]
-    run_session(folder, ["".join(f">>> {line}\n" for line in begin), *compiling])
+    compiling = [block for block in examples(compiling=True) if "torch.compile(" in block]
+    run_examples(folder, ["".join(f">>> {line}\n" for line in begin), *compiling])
 
 
 def test_a_model_of_ones_own_is_fused_with_an_op_of_ones_own(folder):
