@@ -29,7 +29,8 @@ from relu2ir.spec import OpSpec
 if TYPE_CHECKING:
     import torch
 
-    from relu2ir.fx import fuse, lower
+    from relu2ir.fx.fuse import fuse
+    from relu2ir.fx.lower import lower
 
 __version__ = "0.1.0"
 __all__ = [

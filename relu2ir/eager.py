@@ -109,7 +109,8 @@ def _chosen(spec: OpSpec, chosen: Provider, tensors: Sequence[torch.Tensor]) -> 
     if chosen.plain:
         return Choice(kernel, kernel)
     # The backward runs what the forward chose, later and on another thread; only a refusal of its own sends it on.
-    grad = Imagined(logical_shape(spec.inputs[0].layout, tensors[0].shape), tensors[0].dtype, tensors[0].device)
+    shape = logical_shape(spec.inputs[0].layout, tensors[0].shape) or ()
+    grad = Imagined(shape, tensors[0].dtype, tensors[0].device)
     refused = chosen.refuses(spec.backward, [grad, *tensors]) is not None
     backward = provider("native", "") if refused else chosen
     return Choice(kernel, _function(spec, kernel, backward.lower(spec.backward)))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import MappingProxyType
 
 from relu2ir.errors import ProviderError
@@ -89,13 +90,7 @@ def use(providers: str | Mapping[str, str] | None = None, platform: str | None =
     """
     if isinstance(providers, Mapping):
         providers = ";".join(f"{op}={names}" for op, names in providers.items())
-    now = active()
-    if providers is not None:
-        asked = f"relu2ir.use(providers={providers!r})"
-        now = replace(now, providers=parse_providers(providers, asked), providers_source=asked)
-    if platform is not None:
-        asked = f"relu2ir.use(platform={platform!r})"
-        now = replace(now, platform=check_platform(platform, asked), platform_source=asked)
+    now = _overridden(active(), providers, platform)
     token = _context.set(now)
     _changed()
     try:
@@ -103,6 +98,18 @@ def use(providers: str | Mapping[str, str] | None = None, platform: str | None =
     finally:
         _context.reset(token)
         _changed()
+
+
+@lru_cache
+def _overridden(now: Overrides, providers: str | None, platform: str | None) -> Overrides:
+    """``now`` with what ``use()`` was given. Kept, so that entering the same ``use()`` again decides nothing anew."""
+    if providers is not None:
+        asked = f"relu2ir.use(providers={providers!r})"
+        now = replace(now, providers=parse_providers(providers, asked), providers_source=asked)
+    if platform is not None:
+        asked = f"relu2ir.use(platform={platform!r})"
+        now = replace(now, platform=check_platform(platform, asked), platform_source=asked)
+    return now
 
 
 def _changed() -> None:

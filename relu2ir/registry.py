@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from relu2ir.errors import ProviderError, listed, suggestion
 from relu2ir.overrides import active, parse_providers
@@ -20,7 +20,7 @@ from relu2ir.spec import OpSpec
 if TYPE_CHECKING:
     import torch
 
-    TensorLike = torch.Tensor | "Imagined"
+    TensorLike: TypeAlias = "torch.Tensor | Imagined"
 
 
 @dataclass(frozen=True)

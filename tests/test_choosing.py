@@ -76,6 +76,14 @@ def test_a_request_can_name_its_op():
         assert value() == 1
 
 
+def test_entering_the_same_use_again_decides_nothing_anew():
+    choices = eager.table(library.find("relu_squared"))
+    for _ in range(3):
+        with relu2ir.use(providers="twos"):
+            value()
+    assert len(choices) == 1
+
+
 def test_nested_use_keeps_what_it_does_not_set():
     with relu2ir.use(platform="xpu"):
         assert value() == 9

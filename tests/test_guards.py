@@ -1,4 +1,4 @@
-"""Each guard of the eager path, with a kernel that would give a visibly different answer if the guard were not there."""
+"""Each guard of the eager path, with a kernel that would answer visibly differently if the guard were not there."""
 
 import contextlib
 
