@@ -106,7 +106,8 @@ def _shown(args: argparse.Namespace) -> str:
     spec = spec.backward if args.gradient else spec
     if args.provider:
         return registry.provider(args.provider, f"--provider {args.provider}").source(spec).rstrip()
-    lines = [f"{spec.qualname}", f"  {spec.doc}" + (f" ({spec.source})" if spec.source else "")]
+    lines = [spec.qualname]
+    lines += [f"  {spec.doc}" + (f" ({spec.source})" if spec.source else "")] if spec.doc else []
     lines += [f"  schema     {spec.schema}", f"  formula    {spec.formula}"]
     if spec.forward is None:
         lines += [f"  gradient   {', '.join(map(str, spec.backward.exprs))}"]

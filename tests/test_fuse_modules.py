@@ -49,6 +49,18 @@ class Model(nn.Module):
         return self.act(self.drop(self.mlp(x)) + self.shift)
 
 
+def test_a_flag_on_an_activation_module_stands_on_the_layer_too() -> None:
+    act = Squared()
+    act._is_initialized = True
+    layer = relu2ir.fuse(nn.Sequential(act)).module[0]
+    assert type(layer) is relu2ir.nn.ReLUSquared
+    assert layer._is_initialized
+    act.params = 3
+    kept = relu2ir.fuse(nn.Sequential(act)).module[0]
+    assert type(kept) is Squared, "an attribute that a layer has itself is not overwritten"
+    assert kept.params == 3
+
+
 def outputs(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     torch.manual_seed(1)
     return model(x)

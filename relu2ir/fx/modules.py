@@ -28,7 +28,10 @@ _BINARY_OF_3_10 = {"BINARY_POWER": "**", "BINARY_MULTIPLY": "*"}
 
 
 def as_layer(module: nn.Module, graph: fx.Graph, matches: list[Match]) -> Activation | None:
-    """The layer of an op that ``module`` is: its forward is the op of its arguments, and it has nothing else."""
+    """The layer of an op that ``module`` is: its forward is the op of its arguments, and it holds no tensors.
+
+    What else stands on the module, which its forward does not read (a flag of its library), stands on the layer too.
+    """
     if len(matches) != 1 or matches[0].other_square or has_hooks(module):
         return None
     (match,) = matches
@@ -36,9 +39,13 @@ def as_layer(module: nn.Module, graph: fx.Graph, matches: list[Match]) -> Activa
     given = tuple(node for node in placeholders if node.op == "placeholder" and not node.args)
     if len(given) < len(placeholders) or op.args != given or output.args != (op,) or len(set(given)) < len(given):
         return None
-    if vars(module).keys() - _MODULE_STATE or module._parameters or module._buffers or module._modules:
+    if module._parameters or module._buffers or module._modules:
         return None
     layer = layer_for(match.spec)(**match.params)
+    others = {name: value for name, value in vars(module).items() if name not in _MODULE_STATE}
+    if others.keys() & {*vars(layer), "forward"}:
+        return None
+    vars(layer).update(others)
     return layer.train(module.training)
 
 

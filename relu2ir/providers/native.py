@@ -63,7 +63,7 @@ def source(spec: OpSpec) -> str:
 
 
 def _shaped(spec: OpSpec, output: Output, index: int, value: str) -> str:
-    """``value``, filled out to a tensor where it depends on no input, as the gradient of ``where(x > 0, y, 1)`` by x."""
+    """``value``, filled out to a tensor where it depends on no input, as ``where(x > 0, y, 1)`` does on x."""
     if set(used_names([output.exprs[index]])) & set(spec.parts):
         return value
     like = next((input.parts[index] for input in spec.inputs if input.name == output.name), spec.parts[0])
