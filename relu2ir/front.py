@@ -33,7 +33,8 @@ def front(spec: OpSpec, python: Callable[..., Any], traced: Callable[..., Any]) 
     inference = _inference_state(compiled)
     if inference is None:
         return python
-    signature = ", ".join([*(input.name for input in spec.inputs), "*", *spec.params, "provider=None"])
+    params = [f"{name}={value!r}" for name, value in spec.params.items()]
+    signature = ", ".join([*(input.name for input in spec.inputs), "*", *params, "provider=None"])
     builtin = compiled.front(
         spec.name,
         f"{spec.name}({signature})\n--\n\n{python.__doc__}",

@@ -35,9 +35,14 @@ class Activation(torch.nn.Module):
             )
         self.params = {name: float(params.get(name, default)) for name, default in spec.params.items()}
 
-    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """The op by the chosen provider: the platform's row, or what an override asks for."""
-        return self.function(*tensors, **self.params)
+    def forward(self, *tensors: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        """The op by the chosen provider: the platform's row, or what an override asks for.
+
+        The operand of an op of one may come by any keyword: a layer can stand where a module of the user's stood.
+        """
+        if named and len(named) + len(tensors) == 1:
+            tensors, named = tuple(named.values()), {}
+        return self.function(*tensors, **named, **self.params)
 
     def forward_native(self, *tensors: torch.Tensor) -> torch.Tensor:
         """The reference: the op's expression in plain PyTorch."""

@@ -6,11 +6,15 @@ A test that needs something names it, ``@pytest.mark.needs("nvcc")``, and skips 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import hypothesis
 import pytest
 import torch
 from matrix_table import MatrixTable
 from requirements import why_missing
+
+from relu2ir import library
 
 # Two threads exercise every parallel loop; more only fight over a small machine's cores.
 torch.set_num_threads(2)
@@ -33,6 +37,21 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+_OWN = {spec.qualname: spec for spec in library.specs()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ops_of_the_module(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A module sees the library's own ops and those it loads (``EXTRA_OPS``, at its import), not its neighbours'.
+
+    A graph is searched for every registered op, and the longest match wins: another module's op would win here.
+    """
+    loaded = {spec.qualname: spec for spec in getattr(request.module, "EXTRA_OPS", [])}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "_specs", _OWN | loaded)
+        yield
 
 
 @pytest.fixture(scope="session")

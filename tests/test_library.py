@@ -177,6 +177,7 @@ def test_layers_dispatch_pickle_and_print():
         assert torch.equal(each(x), torch.square(torch.relu(x)))
         assert torch.equal(each.forward_native(x), each(x))
         assert repr(each) == "ReLUSquared(relu_squared(x) = square(relu(x)))"
+    assert torch.equal(layer(input=x), layer(x)), "it can stand where a module stood that was called by keyword"
     assert not list(layer.parameters())
     assert "SiLUAndMul" in dir(relu2ir.nn)
     with pytest.raises(AttributeError, match="has no layer 'ReLU6'; layers: ReLUSquared"):

@@ -266,29 +266,6 @@ def test_what_it_refuses_and_why(index, tensors, reason):
     assert provider.TRITON.refuses(OWN[index], made) == reason
 
 
-@pytest.mark.needs("triton")
-def test_a_captured_graph_replays_on_a_side_stream():
-    x = torch.randn(3, 70_001, device="cuda")
-    kernel = provider.lower(OWN[0])
-    kernel(x)
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.graph(graph, stream=stream):
-        result = kernel(x)
-    x.normal_()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert result.equal(x.relu().square())
-
-
-@pytest.mark.needs("triton")
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="it takes two GPUs")
-def test_a_tensor_of_another_device_is_computed_there():
-    x = torch.randn(70_001, device="cuda:1")
-    assert provider.lower(OWN[0])(x).equal(x.relu().square())
-    assert torch.cuda.current_device() == 0
-
-
 def test_the_interpreted_kernels_compute_what_pytorch_computes():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/triton_interpreted.py"]
     ran = subprocess.run(

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from relu2ir.errors import FuseError, ProviderError, suggestion
-from relu2ir.fx.fuse import fuse
+from relu2ir.fx.fuse import fuse, under_autocast
 from relu2ir.fx.lower import lower
 from relu2ir.overrides import active
 
@@ -53,13 +53,15 @@ def relu2ir_backend(
     if not lowered:
         note += "; its ops are plain PyTorch, which Inductor fuses with their neighbours"
     asked = providers if lowered else "native"
+    if asked is None and not overrides and under_autocast(graph_module):
+        asked, note = "native", f"{note}; its ops are plain PyTorch, since autocast is on"
     result = replace(
         result, sites=tuple(replace(site, providers=asked) for site in result.sites), notes=(*result.notes, note)
     )
     logger.info("%d ops fused; %s", len(result.sites), note)
     if on_report is not None:
         on_report(result)
-    module = lower(result.module, providers=providers) if lowered else result.module
+    module = lower(result.module, providers=asked) if lowered else result.module
     run = _compile(inner, module, example_inputs, mode, rest)
     return run if providers is not None else _only_under(overrides, run)
 

@@ -143,6 +143,12 @@ def _joined(path: str, match: Match) -> str:
     return ".".join(filter(None, (path, path_of(match.root))))
 
 
+def under_autocast(module: fx.GraphModule) -> bool:
+    """Whether ``module`` runs under autocast, in whole or in part; Dynamo guards on the state in which it captured."""
+    graphs = (each.graph for each in module.modules() if isinstance(each, fx.GraphModule))
+    return torch._C._is_any_autocast_enabled() or any(map(_enters_autocast, graphs))
+
+
 def _enters_autocast(graph: fx.Graph) -> bool:
     return any(node.target is torch.amp.autocast_mode._enter_autocast for node in graph.nodes)
 
