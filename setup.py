@@ -1,8 +1,8 @@
 """Builds the extension ``relu2ir._C`` from csrc/ and from C++ generated from ops.yaml. No torch is needed to build.
 
 RELU2IR_BUILD says what is compiled; a choice by name fails where its compiler is missing, `auto` takes what there is:
-  auto   cuda if nvcc is found, else hip if hipcc is, else cpp if a C++ compiler is, else none; with a warning, cpp where
-         the GPU compiler fails
+  auto   cuda if nvcc is found, else hip if hipcc is, else cpp if a C++ compiler is, else none; cpp, with a warning,
+         where the GPU compiler fails
   cuda   the CPU and the CUDA kernels; TORCH_CUDA_ARCH_LIST chooses the architectures
   hip    the CPU kernels and the CUDA ones through HIP; PYTORCH_ROCM_ARCH chooses the architectures
   cpp    the CPU kernels

@@ -45,7 +45,7 @@ def as_layer(module: nn.Module, graph: fx.Graph, matches: list[Match]) -> Activa
     others = {name: value for name, value in vars(module).items() if name not in _MODULE_STATE}
     if others.keys() & {*vars(layer), "forward"}:
         return None
-    vars(layer).update(others)
+    layer.__dict__.update(others)
     return layer.train(module.training)
 
 
