@@ -42,7 +42,9 @@ def main() -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, args.dtype)
     custom = custom_providers(device)
-    print(f"{machine(device)['device']}, torch {torch.__version__}, {args.dtype}; providers: {', '.join(custom)}")
+    print(
+        f"{machine(device, args.dtype)['device']}, torch {torch.__version__}, {args.dtype}; providers: {', '.join(custom)}"
+    )
     rows = []
     for index, shape in enumerate(grid := GPU_GRID if device == "cuda" else CPU_GRID):
         print(f".. {index + 1}/{len(grid)} {shape}", file=sys.stderr, flush=True)
@@ -55,7 +57,7 @@ def main() -> int:
         rows.append(row)
     print(table(rows))
     if args.out:
-        write(args.out, f"relu_squared_{device}_{args.dtype}", rows, machine(device))
+        write(args.out, f"relu_squared_{device}_{args.dtype}", rows, machine(device, args.dtype))
     return 0
 
 
@@ -158,14 +160,14 @@ def table(rows: list[dict[str, object]]) -> str:
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in cells)
 
 
-def machine(device: str) -> dict[str, str]:
+def machine(device: str, dtype: str) -> dict[str, str]:
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else cpu,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "relu2ir": relu2ir.__version__,
-        "command": f"python {' '.join(sys.argv)}",
+        "command": f"python benchmarks/benchmark_relu_squared.py --dtype {dtype}",
     }
 
 

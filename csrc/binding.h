@@ -53,6 +53,7 @@ void run(StableIValue* stack, Entry entry) {
     }
     const void* data;
     check(torch_get_const_data_ptr(inputs[i].get(), &data), "reach a tensor's memory");
+    if (!data && count(whole) > 0) throw std::runtime_error("relu2ir: a tensor has no memory");
     whole.data = static_cast<char*>(const_cast<void*>(data));
     for (int part = 0; part < parts_of(layout); ++part) operands[filled++] = part_of(whole, layout, part, bytes);
     const View &part = operands[filled - 1], &first = operands[0];

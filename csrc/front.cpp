@@ -15,9 +15,9 @@
 namespace relu2ir {
 namespace {
 
-// torch's thread-local dispatch keys, as they differ from the default: two words, both 0 in plain execution. A torch.func
-// transform, a TorchDispatchMode, autocast, torch.jit.trace and inference mode each set a bit, so that one read answers
-// what would take four calls (0.25 us). The name is C++'s and private: where it is missing, there are no fronts.
+// torch's thread-local dispatch keys, as they differ from the default: two words, both 0 in plain execution. A
+// torch.func transform, a TorchDispatchMode, autocast, torch.jit.trace and inference mode each set a bit, so one read
+// answers what would take four calls (0.25 us). The name is C++'s and private: where it is missing, there is no front.
 struct DispatchState {
   uint64_t included, excluded;
   bool operator==(const DispatchState& other) const {
@@ -54,6 +54,7 @@ struct Front {
   PyObject* forward_ad;    // the module dictionary that holds _current_level
   PyObject* tensor;        // torch.Tensor and torch.nn.Parameter, exactly
   PyObject* parameter;
+  PyObject* strided;         // the layout torch.strided
   PyObject* function_modes;  // how many TorchFunctionModes are active
   PyObject* grad_enabled;    // whether gradients are recorded
   PyObject* is_neg;          // of a tensor
@@ -62,6 +63,7 @@ struct Front {
   double numbers[MAX_ARGUMENTS];
   Last last;
   PyObject *name_environment, *name_level, *name_dtype, *name_device, *name_shape, *name_requires_grad;
+  PyObject *name_layout, *name_is_nested;
 };
 
 // Whether the call is plain eager execution, as in relu2ir/guards.py; -1 on an error.
@@ -133,7 +135,8 @@ PyObject* overrides_of(const Front& front) {
 // The choice for these operands, borrowed from the table; null without an error when none was made yet.
 PyObject* choice(const Front& front, PyObject* overrides, PyObject* first) {
   Ref dtype(PyObject_GetAttr(first, front.name_dtype)), device(PyObject_GetAttr(first, front.name_device));
-  if (!dtype || !device) return nullptr;
+  Ref layout(PyObject_GetAttr(first, front.name_layout)), nested(PyObject_GetAttr(first, front.name_is_nested));
+  if (!dtype || !device || !nested || layout.get() != front.strided || nested.get() != Py_False) return nullptr;
   Ref key(PyTuple_Pack(3, overrides, dtype.get(), device.get()));
   return key ? PyDict_GetItemWithError(front.table, key.get()) : nullptr;
 }
@@ -182,7 +185,7 @@ PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject
   if (count == 1 && last.overrides == overrides && last.generation == generation) {
     Tensor tensors[MAX_ARGUMENTS];
     if (!take_handle(*last.kernel, args[0], tensors[0])) return nullptr;
-    if (placement_of(tensors[0]) == last.placement) {
+    if (is_usual(tensors[0]) && placement_of(tensors[0]) == last.placement) {
       return recorded ? call_chosen(front, last.recorded, args) : run(*last.kernel, tensors, front.numbers);
     }
   }
@@ -193,6 +196,7 @@ PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject
   if (const Direct* kernel = as_direct(PyTuple_GetItem(chosen, 0))) {
     Tensor first;
     if (!take_handle(*kernel, args[0], first)) return nullptr;
+    if (!is_usual(first)) return fall_back(front, args, count, nullptr);
     last = Last{generation, overrides, placement_of(first), kernel, PyTuple_GetItem(chosen, 1)};
   }
   return call_chosen(front, PyTuple_GetItem(chosen, recorded), args);
@@ -215,10 +219,10 @@ PyObject* front(PyObject*, PyObject* args) {
   const char *name, *doc;
   unsigned long long included, excluded;
   Front made{};
-  if (!PyArg_ParseTuple(args, "ssO!O!O!OO!O!(OO)(OOO)O(KK)", &name, &doc, &PyTuple_Type, &made.packed, &PyTuple_Type,
+  if (!PyArg_ParseTuple(args, "ssO!O!O!OO!O!(OOO)(OOO)O(KK)", &name, &doc, &PyTuple_Type, &made.packed, &PyTuple_Type,
                         &made.params, &PyDict_Type, &made.table, &made.context, &PyDict_Type, &made.environment,
-                        &PyDict_Type, &made.forward_ad, &made.tensor, &made.parameter, &made.function_modes,
-                        &made.grad_enabled, &made.is_neg, &made.fallback, &included, &excluded)) {
+                        &PyDict_Type, &made.forward_ad, &made.tensor, &made.parameter, &made.strided,
+                        &made.function_modes, &made.grad_enabled, &made.is_neg, &made.fallback, &included, &excluded)) {
     return nullptr;
   }
   made.arity = PyTuple_Size(made.packed);
@@ -232,16 +236,18 @@ PyObject* front(PyObject*, PyObject* args) {
   made.name_device = PyUnicode_InternFromString("device");
   made.name_shape = PyUnicode_InternFromString("shape");
   made.name_requires_grad = PyUnicode_InternFromString("requires_grad");
+  made.name_layout = PyUnicode_InternFromString("layout");
+  made.name_is_nested = PyUnicode_InternFromString("is_nested");
   Front* kept = new (std::nothrow) Front(made);
   PyObject *kept_name = PyUnicode_FromString(name), *kept_doc = PyUnicode_FromString(doc);  // Python points into them
   if (!kept || !kept_name || !kept_doc) return PyErr_NoMemory();
   for (PyObject* object : {kept->packed, kept->params, kept->table, kept->context, kept->environment, kept->forward_ad,
-                           kept->tensor, kept->parameter, kept->function_modes, kept->grad_enabled, kept->is_neg,
-                           kept->fallback}) {
+                           kept->tensor, kept->parameter, kept->strided, kept->function_modes, kept->grad_enabled,
+                           kept->is_neg, kept->fallback}) {
     Py_INCREF(object);
   }
-  kept->method = PyMethodDef{PyUnicode_AsUTF8AndSize(kept_name, nullptr),
-                             reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call)), METH_FASTCALL | METH_KEYWORDS,
+  const auto function = reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call));
+  kept->method = PyMethodDef{PyUnicode_AsUTF8AndSize(kept_name, nullptr), function, METH_FASTCALL | METH_KEYWORDS,
                              PyUnicode_AsUTF8AndSize(kept_doc, nullptr)};
   Ref capsule(PyCapsule_New(kept, nullptr, nullptr));
   return capsule ? PyCFunction_NewEx(&kept->method, capsule.get(), nullptr) : nullptr;

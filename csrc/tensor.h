@@ -57,6 +57,14 @@ inline Placement placement_of(const Tensor& tensor) {
   return found;
 }
 
+// Whether a plan can hold it: not if it is sparse, nested (it has no sizes to read) or of too many dimensions.
+inline bool is_usual(const Tensor& tensor) {
+  int64_t dims, *sizes;
+  int32_t layout;
+  return !aoti_torch_get_layout(tensor.get(), &layout) && layout == aoti_torch_layout_strided() &&
+         !aoti_torch_get_dim(tensor.get(), &dims) && dims <= MAX_DIMS && !aoti_torch_get_sizes(tensor.get(), &sizes);
+}
+
 inline View view_of(const Tensor& tensor) {
   int64_t dims, *sizes, *strides;
   check(aoti_torch_get_dim(tensor.get(), &dims), "count dimensions");

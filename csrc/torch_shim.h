@@ -21,6 +21,7 @@ using AOTITorchError = int32_t;
 // torch/csrc/inductor/aoti_torch/c/shim.h: constants
 int32_t aoti_torch_device_type_cpu();
 int32_t aoti_torch_device_type_cuda();
+int32_t aoti_torch_layout_strided();
 int32_t aoti_torch_dtype_float16();
 int32_t aoti_torch_dtype_bfloat16();
 int32_t aoti_torch_dtype_float32();
@@ -32,6 +33,7 @@ AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle tensor);
 AOTITorchError aoti_torch_get_dim(AtenTensorHandle tensor, int64_t* ret_dim);
 AOTITorchError aoti_torch_get_sizes(AtenTensorHandle tensor, int64_t** ret_sizes);
 AOTITorchError aoti_torch_get_strides(AtenTensorHandle tensor, int64_t** ret_strides);
+AOTITorchError aoti_torch_get_layout(AtenTensorHandle tensor, int32_t* ret_layout);
 AOTITorchError aoti_torch_get_dtype(AtenTensorHandle tensor, int32_t* ret_dtype);
 AOTITorchError aoti_torch_get_device_type(AtenTensorHandle tensor, int32_t* ret_device_type);
 AOTITorchError aoti_torch_get_device_index(AtenTensorHandle tensor, int32_t* ret_device_index);

@@ -29,6 +29,10 @@ class Choice(NamedTuple):
     recorded: Kernel
 
 
+# A choice is kept for tensors of so many dimensions; csrc/plan.h takes no more.
+USUAL_DIMS = 16
+MOST_CHOICES = 1000
+
 # One table per op, cleared when providers or overrides of the process change.
 _tables: dict[OpSpec, dict[Any, Choice]] = {}
 # Called by `forget`: the fronts remember choices of their own.
@@ -96,10 +100,12 @@ def _choice(spec: OpSpec, tensors: Sequence[torch.Tensor], providers: str | None
     first = tensors[0]
     # Operands that differ from the first are rare: they are decided anew, and mostly fall to native, which promotes.
     alike = all(t.dtype == first.dtype and t.device == first.device and t.shape == first.shape for t in tensors[1:])
-    if providers is not None or not alike:
+    if providers is not None or not alike or first.dim() > USUAL_DIMS:
         return _chosen(spec, choose(spec, *tensors, providers=providers), tensors)
     key, choices = (active(), first.dtype, first.device), table(spec)
     if key not in choices:
+        if len(choices) >= MOST_CHOICES:  # a use() with ever new words
+            forget()
         choices[key] = _chosen(spec, choose(spec, *tensors), tensors)
     return choices[key]
 

@@ -44,7 +44,7 @@ def front(spec: OpSpec, python: Callable[..., Any], traced: Callable[..., Any]) 
         overrides.context_get,
         vars(overrides),
         vars(forward_ad),
-        (torch.Tensor, torch.nn.Parameter),
+        (torch.Tensor, torch.nn.Parameter, torch.strided),
         (torch._C._len_torch_function_stack, torch.is_grad_enabled, torch.Tensor.is_neg),
         python,
         inference,
@@ -83,12 +83,12 @@ class _AfterDynamo(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name != "torch._dynamo":
             return None
-        sys.meta_path.remove(self)
-        found = importlib.util.find_spec(name)
+        found = importlib.machinery.PathFinder.find_spec(name, path, target)
         if found is not None and found.loader is not None:
             execute = found.loader.exec_module
 
             def exec_module(module: Any) -> None:
+                sys.meta_path.remove(self)  # not before: find_spec may be asked without an import
                 execute(module)
                 _substitute()
 

@@ -34,7 +34,8 @@ FUNCTION_MODE = NotPlain("a TorchFunctionMode is active")
 DISPATCH_MODE = NotPlain("a TorchDispatchMode is active")
 TRACED = NotPlain("the call is being traced", traced=True)
 AUTOCAST = NotPlain("autocast is on for the device")
-LAZY_BIT = NotPlain("a tensor has its conjugate or negative bit set")
+LAZY_BIT = NotPlain("a tensor has its conjugate or negative bit set, or is zero without memory")
+NOT_STRIDED = NotPlain("a tensor is sparse or nested")
 
 
 def not_plain(tensors: Sequence[torch.Tensor]) -> NotPlain | None:
@@ -62,6 +63,9 @@ def not_plain(tensors: Sequence[torch.Tensor]) -> NotPlain | None:
     for tensor in tensors:
         if torch._C._functorch.is_legacy_batchedtensor(tensor):  # autograd.grad(is_grads_batched=True)
             return FUNCTORCH
-        if tensor.is_neg() or tensor.is_conj():
+        if tensor.is_neg() or tensor.is_conj() or torch._is_zerotensor(tensor):
             return LAZY_BIT
-    return AUTOCAST if torch.is_autocast_enabled(tensors[0].device.type) else None
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            return NOT_STRIDED
+    device = tensors[0].device.type
+    return AUTOCAST if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) else None

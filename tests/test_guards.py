@@ -104,6 +104,28 @@ def test_a_negative_bit_runs_plain_pytorch():
         assert torch.equal(y, SQUARED)
 
 
+def test_a_sparse_tensor_runs_plain_pytorch():
+    for y in both(X.to_sparse()):
+        assert torch.equal(y.to_dense(), SQUARED)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_nested_tensor_does_what_pytorch_does():
+    nested = torch.nested.nested_tensor([X, X[1:]])
+    for op in (relu2ir.ops.relu_squared, torch.ops.relu2ir.relu_squared):
+        with pytest.raises(NotImplementedError, match="aten::pow"):  # torch.square has no kernel for it
+            op(nested)
+
+
+def test_a_zero_tensor_without_memory_runs_plain_pytorch():
+    for y in both(torch._efficientzerotensor(3)):
+        assert torch.equal(y + 0, torch.zeros(3))
+
+
+def test_a_meta_tensor_runs_plain_pytorch():
+    assert all(y.shape == (3,) and y.is_meta for y in both(X.to("meta")))
+
+
 @pytest.mark.parametrize("way", [0, 1])
 def test_torch_func_transforms_run_plain_pytorch(way):
     def op(x):
