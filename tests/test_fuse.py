@@ -88,6 +88,9 @@ SPELLINGS: dict[str, Function] = {
     "aten": lambda x: torch.ops.aten.square.default(torch.ops.aten.relu.default(x)),
 }
 
+# Without known types a float exponent is left alone.
+SPELLED = [(c, name) for c in CAPTURES for name in SPELLINGS if c is not symbolic or "2.0" not in name]
+
 
 def ops_of(graph_module: fx.GraphModule) -> list[str]:
     """The names of relu2ir's ops in the graph."""
@@ -105,8 +108,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(a.view(bits), b.view(bits))
 
 
-@pytest.mark.parametrize("capture", CAPTURES, ids=lambda c: c.__name__)
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize(("capture", "spelling"), SPELLED, ids=lambda v: getattr(v, "__name__", v))
 def test_every_spelling_is_raised_in_every_capture_without_changing_a_bit(capture: Callable, spelling: str) -> None:
     captured = capture(SPELLINGS[spelling], special())
     before = captured.code

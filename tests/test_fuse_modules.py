@@ -175,6 +175,32 @@ def test_a_hook_on_an_absorbed_relu_runs(x: torch.Tensor) -> None:
     assert torch.equal(fused.module(x), later(x))
 
 
+def test_a_forward_of_an_absorbed_relus_own_runs(x: torch.Tensor) -> None:
+    model = MLP()
+    model.act.forward = lambda x: torch.relu(x) * 10  # type: ignore[method-assign]
+    result = relu2ir.fuse(model)
+    assert not result.sites
+    assert torch.equal(result.module(x), model(x))
+
+    later = MLP()
+    fused = relu2ir.fuse(later)
+    assert len(fused.sites) == 1
+    for module in (later, fused.module):
+        module.act.forward = lambda x: torch.relu(x) * 10  # type: ignore[method-assign]
+    assert torch.equal(fused.module(x), later(x))
+
+
+def test_a_call_of_an_activations_own_is_kept(x: torch.Tensor) -> None:
+    class Shifted(Squared):
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return super().__call__(x) + 1
+
+    model = nn.Sequential(Shifted())
+    result = relu2ir.fuse(model)
+    assert type(result.module[0]) is Shifted
+    assert torch.equal(result.module(x), torch.relu(x).square() + 1)
+
+
 def test_a_global_module_hook_runs(x: torch.Tensor) -> None:
     fused = relu2ir.fuse(MLP()).module
     seen: list[type] = []

@@ -7,6 +7,7 @@ doubt costs a rewrite and never a result.
 from __future__ import annotations
 
 import inspect
+import itertools
 import operator
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +17,7 @@ from torch import nn
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from relu2ir.fx.spellings import has_hooks, spelled
+from relu2ir.fx.spellings import is_altered, spelled
 
 # Composite functions whose schemas cannot be trusted to say "fresh" (dropout in eval mode returns its operand, einsum
 # may return a view), apart from these, which always allocate.
@@ -32,6 +33,14 @@ _FRESH = {
     "embedding",
     "clone",
     "cat",
+}
+# Functions that write to an operand behind their first which no schema tells of: running statistics, a renormed weight.
+# Each with the argument that asks for it: its place, its keyword, and what to take it for when it is not given.
+_WRITES_STATE = {
+    "batch_norm": (5, "training", True),
+    "instance_norm": (5, "use_input_stats", True),
+    "embedding": (3, "max_norm", None),
+    "embedding_bag": (3, "max_norm", None),
 }
 _FRESH_MODULES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LayerNorm, nn.RMSNorm, nn.Embedding)
 _OPERATORS_IN_PLACE = frozenset(
@@ -61,13 +70,16 @@ class Aliases:
         self.root = root
         self.parent: dict[Node, Node] = {}
         self.writes: list[tuple[int, Node, Node]] = []  # position, who writes, to what
+        self.holders: dict[int, Node] = {}  # who may hold a parameter or a buffer, by its id
         outside: Node | None = None  # what comes from outside the graph may alias anything else that does
         for position, node in enumerate(graph.nodes):
             if node.op in ("placeholder", "get_attr"):
                 outside = outside or node
                 self._join(node, outside)
+                if node.op == "get_attr":
+                    self.holders[id(operator.attrgetter(str(node.target))(root))] = node
             elif node.op != "output" and not self._is_fresh(node):
-                for operand in node.all_input_nodes:
+                for operand in (*node.all_input_nodes, *self._held(node)):
                     self._join(node, operand)
             self.writes.extend((position, node, target) for target in self._written(node))
 
@@ -85,13 +97,23 @@ class Aliases:
     def _join(self, a: Node, b: Node) -> None:
         self.parent[self._group(a)] = self._group(b)
 
+    def _held(self, node: Node) -> list[Node]:
+        """The nodes that may hold a tensor of the module that ``node`` calls; ``node`` does from now on if none did."""
+        if node.op != "call_module":
+            return []
+        module = self.root.get_submodule(str(node.target))
+        tensors = itertools.chain(module.parameters(), module.buffers())
+        if _is_known(module):
+            return [self.holders[id(tensor)] for tensor in tensors if id(tensor) in self.holders]
+        return [self.holders.setdefault(id(tensor), node) for tensor in tensors]
+
     def _is_fresh(self, node: Node) -> bool:
         primitive = spelled(node, self.root)
         if primitive is not None:
-            return not (primitive.inplace or primitive.hooked)
+            return not (primitive.inplace or primitive.altered)
         if node.op == "call_module":
             module = self.root.get_submodule(str(node.target))
-            return type(module) in _FRESH_MODULES and not has_hooks(module)
+            return type(module) in _FRESH_MODULES and not is_altered(module)
         if isinstance(node.target, torch._ops.OpOverload):
             schema = node.target._schema
             composite = node.target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
@@ -108,14 +130,15 @@ class Aliases:
             return first if in_place or name.startswith(("__i", "__setitem__")) else _nodes(node.kwargs.get("out"))
         if node.op == "call_module":
             module = self.root.get_submodule(str(node.target))
-            known = all(
-                type(m).__module__.startswith("torch.nn.modules.") and not has_hooks(m) for m in module.modules()
-            )
-            return (
-                node.all_input_nodes if not known or any(getattr(m, "inplace", False) for m in module.modules()) else []
-            )
+            if _is_known(module):
+                in_place = any(getattr(m, "inplace", False) for m in module.modules())
+                state = any(getattr(m, "max_norm", None) is not None or m._buffers for m in module.modules())
+                return [*(node.all_input_nodes if in_place else ()), *(self._held(node) if state else ())]
+            return [*node.all_input_nodes, *self._held(node)]
         if node.op != "call_function":
             return []
+        if _writes_state(node):
+            return [operand for operand in node.all_input_nodes if operand not in first]
         if isinstance(node.target, torch._ops.OpOverload):
             named = zip(node.target._schema.arguments, node.args)
             written = [value for argument, value in named if argument.is_write]
@@ -129,6 +152,22 @@ class Aliases:
         if function is None:
             return node.all_input_nodes
         return first if function.endswith("_") or _asks_in_place(node) else _nodes(node.kwargs.get("out"))
+
+
+def _is_known(module: nn.Module) -> bool:
+    """Whether all of ``module`` is torch's own."""
+    return all(type(m).__module__.startswith("torch.nn.modules.") and not is_altered(m) for m in module.modules())
+
+
+def _writes_state(node: Node) -> bool:
+    target = node.target
+    name = target._schema.name.removeprefix("aten::") if isinstance(target, torch._ops.OpOverload) else None
+    row = _WRITES_STATE.get(name or _torch_name(target) or "")
+    if row is None:
+        return False
+    at, keyword, default = row
+    asked = node.args[at] if at < len(node.args) else node.kwargs.get(keyword, default)
+    return asked is not None and asked is not False
 
 
 def _asks_in_place(node: Node) -> bool:

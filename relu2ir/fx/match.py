@@ -31,6 +31,7 @@ class Match:
     ``covered`` are the nodes that compute it, root first; ``packing`` the views that split a packed input; ``reads``
     the covered nodes that read an input. ``other_square``: the op has a square where this place has a product, or the
     reverse; under CUDA autocast their types differ (``r * r`` stays bfloat16, ``square`` gives float32).
+    ``floating``: op and place agree on floating operands only (``relu(x) ** 2.0`` makes floats of integers).
     """
 
     pattern: Pattern
@@ -42,6 +43,7 @@ class Match:
     packing: tuple[Node, ...] = ()
     reads: tuple[Node, ...] = ()
     other_square: bool = False
+    floating: bool = False
     flaw: Flaw | None = None
 
     @property
@@ -72,6 +74,7 @@ class Matcher:
         self.graph, self.root, self.autocast = graph, root, autocast
         self.position = {node: i for i, node in enumerate(graph.nodes)}
         read = ((node, spelled(node, root)) for node in graph.nodes)
+        self.switches = [(at, node) for node, at in self.position.items() if _switches_mode(node)]
         self.spelled: dict[Node, Spelled] = {node: primitive for node, primitive in read if primitive is not None}
         self.by_primitive: dict[str, list[Node]] = {}
         for node, primitive in self.spelled.items():
@@ -120,13 +123,15 @@ class Matcher:
             yield from self._bind(expr.name, value, reader, match)
         elif isinstance(expr, Const):
             if is_number(value) and Const(float(value)) is expr:
-                yield match
+                # An op reads its own 1.0 as 1; only a graph's 1.0 makes floats of integers.
+                yield replace(match, floating=match.floating or (isinstance(value, float) and value.is_integer()))
         elif isinstance(value, Node) and (primitive := self.spelled.get(value)) is not None:
             assert isinstance(expr, Call)
             grown = self._cover(value, primitive, match)
             a, *rest = primitive.operands
             if expr.primitive == "square":
-                other = match.other_square or match.pattern.squares != {primitive.primitive}
+                written = "mul" if primitive.primitive == "mul" else "square"
+                other = match.other_square or match.pattern.squares != {written}
                 grown = replace(grown, other_square=other)
             if primitive.primitive == expr.primitive:
                 yield from self._unify_all(expr.args, primitive.operands, value, grown)
@@ -135,8 +140,11 @@ class Matcher:
             elif expr.primitive == "square" and primitive.primitive == "mul":
                 yield from self._unify_all(expr.args * 2, primitive.operands, value, grown)
             elif expr.primitive == "square" and primitive.primitive == "pow":
-                flaw = Flaw("tensor_exponent", "pow with a tensor exponent differs in the last bit: write the number 2")
-                yield from self._unify_all(expr.args, (a,), value, replace(grown, flaw=grown.flaw or flaw))
+                if isinstance(rest[0], Node):
+                    detail = "pow with a tensor exponent differs in the last bit: write the number 2"
+                    grown = replace(grown, flaw=grown.flaw or Flaw("tensor_exponent", detail))
+                grown = replace(grown, floating=grown.floating or isinstance(rest[0], float))
+                yield from self._unify_all(expr.args, (a,), value, grown)
 
     def _unify_all(
         self, exprs: Sequence[Expr], values: Sequence[Operand], reader: Node, match: Match
@@ -151,14 +159,16 @@ class Matcher:
         flaw = match.flaw
         if primitive.inplace:
             flaw = flaw or Flaw("inplace", f"'{node.name}' writes into its operand: use the out-of-place form")
-        if primitive.hooked:
-            flaw = flaw or Flaw("hooked", f"the module '{node.target}' has hooks, which would not run: remove them")
+        if primitive.altered:
+            detail = f"the module '{node.target}' has hooks or a forward of its own, which would not run: remove them"
+            flaw = flaw or Flaw("hooked", detail)
         return replace(match, covered={**match.covered, node: primitive}, flaw=flaw)
 
     def _bind(self, name: str, value: Operand, reader: Node, match: Match) -> Iterator[Match]:
         if name in match.spec.params:
-            if is_number(value) and match.params.get(name, value) == value:
-                yield replace(match, params={**match.params, name: float(value)})
+            if is_number(value) and Const(match.params.get(name, value)) is Const(value):  # 0.0 is not -0.0
+                params = {**match.params, name: float(value)}
+                yield replace(match, params=params, floating=match.floating or isinstance(value, int))
             return
         input, index = match.pattern.parts[name]
         if not isinstance(value, Node):
@@ -185,7 +195,13 @@ class Matcher:
             if node is not match.root and users:
                 user = "is returned" if users[0].op == "output" else f"is also used by '{users[0].name}'"
                 return Flaw("escapes", f"the intermediate result '{node.name}' {user}: {_NO_GAIN}")
-        first = min(self.position[node] for node in match.reads)
+        # A view's own shape is fixed when it is taken, so a packed tensor is read where it is split.
+        places = [self.position[node] for node in (*match.packing, *match.covered)]
+        switch = next((node for at, node in self.switches if min(places) < at < self.position[match.root]), None)
+        if switch is not None:
+            detail = f"'{switch.name}' changes grad mode, inference mode or autocast inside it: write it in one mode"
+            return Flaw("mode_change", detail)
+        first = min(self.position[node] for node in (*match.packing, *match.reads))
         writer = self.aliases.write_after(match.tensors, first)
         if writer is not None:
             detail = f"'{writer.name}' may write to the op's input after it is read: write out of place, or clone it"
@@ -212,6 +228,12 @@ class Matcher:
                 return Flaw("dtype_change", f"the op's params are floats, which would change {expected}: cast outside")
             if result != expected:
                 return Flaw("dtype_change", f"the result is {result} where the operands give {expected}: cast outside")
+        elif match.floating:
+            detail = (
+                "a literal here gives integers another type than the op does, and the types are not known: write "
+                "'** 2', an op's constant as an int and its param as a float, or capture with torch.compile"
+            )
+            return Flaw("unknown_type", detail)
         return None
 
     def _is_tensor(self, node: Node, match: Match) -> bool:
@@ -223,3 +245,9 @@ class Matcher:
         if any(node in s.operands and not s.by_operator for s in map(match.covered.__getitem__, match.reads)):
             return True
         return node.op == "call_function" and torch.overrides.resolve_name(node.target) is not None
+
+
+def _switches_mode(node: Node) -> bool:
+    """Whether ``node`` changes how the nodes behind it run, as in ``torch._C._set_grad_enabled(False)``."""
+    name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+    return name.startswith(("_set_", "_enter_", "_exit_")) or name.endswith("crement_nesting")

@@ -19,7 +19,7 @@ from torch import fx, nn
 
 from relu2ir.fx.match import Match
 from relu2ir.fx.patterns import Pattern
-from relu2ir.fx.spellings import ROWS, has_hooks
+from relu2ir.fx.spellings import ROWS, is_altered
 from relu2ir.ir.expr import OPERATORS, Call, postorder
 from relu2ir.nn import Activation, layer_for
 
@@ -32,7 +32,7 @@ def as_layer(module: nn.Module, graph: fx.Graph, matches: list[Match]) -> Activa
 
     What else stands on the module, which its forward does not read (a flag of its library), stands on the layer too.
     """
-    if len(matches) != 1 or matches[0].other_square or has_hooks(module):
+    if len(matches) != 1 or matches[0].other_square or is_altered(module):
         return None
     (match,) = matches
     *placeholders, op, output = graph.nodes
@@ -77,7 +77,7 @@ class FusedForward:
             return False
         for name, kind in self.absorbed.items():
             child = self.owner.get_submodule(name)
-            if type(child) is not kind or has_hooks(child) or getattr(child, "inplace", False):
+            if type(child) is not kind or is_altered(child) or getattr(child, "inplace", False):
                 return False
         return True
 

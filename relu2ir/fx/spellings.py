@@ -53,7 +53,7 @@ def _comparison(name: str, *names: str) -> Row:
     return Row(BINARY, functions, (name, *names))
 
 
-# "pow" is no primitive: `spelled` reads it as square when the exponent is the number 2.
+# "pow" is no primitive: with the number 2 it is a square, with any other `spelled` does not read it.
 ROWS: Mapping[str, Row] = {
     "neg": Row(UNARY, (operator.neg, torch.neg, torch.negative, aten.neg.default), ("neg", "negative")),
     "add": Row(
@@ -151,7 +151,7 @@ class Spelled:
     operands: tuple[Operand, ...]
     template: str
     inplace: bool = False
-    hooked: bool = False
+    altered: bool = False
 
     @property
     def by_operator(self) -> bool:
@@ -172,7 +172,7 @@ def spelled(node: Node, root: nn.Module) -> Spelled | None:
         if name is None or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], Node):
             return None
         template = f"nn.{type(module).__name__}()({{0}})"
-        return Spelled(name, (node.args[0],), template, getattr(module, "inplace", False), has_hooks(module))
+        return Spelled(name, (node.args[0],), template, getattr(module, "inplace", False), is_altered(module))
     known = _CALLED.get((node.op, node.target))
     if known is None:
         return None
@@ -187,9 +187,8 @@ def spelled(node: Node, root: nn.Module) -> Spelled | None:
     if not all(isinstance(operand, Node) or is_number(operand) for operand in operands):
         return None
     template = _template(node, len(operands), ROWS[name].self_at)
-    if name == "pow" and is_number(operands[1]):
-        squared = Spelled("square", operands[:1], template.replace("{1}", str(operands[1])), inplace)
-        return squared if operands[1] == 2 else None
+    if name == "pow" and is_number(operands[1]) and operands[1] != 2:
+        return None
     return Spelled(name, operands, template, inplace)
 
 
@@ -222,11 +221,18 @@ def function_name(target: Any) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """A literal that can be an operand; ``True`` is not 1 here."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """A literal that can be an operand: a float, or an int that is one exactly; ``True`` is not 1 here."""
+    return isinstance(value, float) or (type(value) is int and abs(value) <= 2**53)
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether calling ``module`` does more than its ``forward``."""
+def is_altered(module: nn.Module) -> bool:
+    """Whether calling ``module`` does anything but run its class's ``forward``."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, kind) for kind in kinds)
+    own_call = type(module).__call__ is not nn.Module.__call__
+    return own_call or has_own_forward(module) or any(getattr(module, kind) for kind in kinds)
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """Whether ``module`` itself holds a ``forward`` that is not the one of its class."""
+    bound = vars(module).get("forward")
+    return bound is not None and getattr(bound, "__func__", None) is not type(module).forward

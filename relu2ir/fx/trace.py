@@ -26,6 +26,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from relu2ir.fx.spellings import has_own_forward
+
 _TRUSTED = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _STDLIB = sysconfig.get_path("stdlib")
 _SITE_PACKAGES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
@@ -70,10 +72,8 @@ class Untraceable(Exception):
 def own_forward(module: nn.Module) -> FunctionType | None:
     """The Python function that ``module`` runs, below its decorators; None when it is not one of its class's own."""
     forward = type(module).forward
-    bound = vars(module).get("forward")
-    replaced = bound is not None and getattr(bound, "__func__", None) is not forward
     written = inspect.unwrap(forward)
-    if replaced or not isinstance(written, FunctionType) or _is_trusted(written.__code__):
+    if has_own_forward(module) or not isinstance(written, FunctionType) or _is_trusted(written.__code__):
         return None
     return written
 
