@@ -78,9 +78,13 @@ def refresh() -> None:
 def explain(op: str, *tensors: torch.Tensor, providers: str | None = None, platform: str | None = None) -> Explanation:
     """Why ``op`` would run where it runs on ``tensors`` (fake and meta tensors too); launches nothing.
 
-    The result prints as a short text, and has ``.chosen``, ``.decisions``, ``.platform`` and ``.source``.
+    The result prints as a short text, and has ``.chosen``, ``.decisions``, ``.platform`` and ``.source``. TypeError for
+    more or fewer tensors than the op takes.
     """
-    return registry.explain(library.find(op), *tensors, providers=providers, platform=platform)
+    spec = library.find(op)
+    if len(tensors) != len(spec.inputs):
+        raise TypeError(f"cannot explain '{op}' for {len(tensors)} tensors; pass those of the call: ({spec.arguments})")
+    return registry.explain(spec, *tensors, providers=providers, platform=platform)
 
 
 def _own_spec_file() -> Path:
@@ -93,7 +97,7 @@ registry.PROVIDERS.update({provider.name: provider for provider in (CUDA, CPP, T
 load(_own_spec_file())
 for _path in filter(None, os.environ.get(OPS_VARIABLE, "").split(os.pathsep)):
     load(_path)
-overrides.listeners.append(library.tag_caches)
+overrides.checks.append(library.check_request)
 refresh()
 
 

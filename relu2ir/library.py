@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from relu2ir.eager import forget, run, run_with
 from relu2ir.errors import OpError, Problem, ProviderError, SpecError, listed, suggestion
 from relu2ir.front import front
 from relu2ir.guards import EXACT
-from relu2ir.overrides import active
+from relu2ir.overrides import EVERY_OP, active
 from relu2ir.registry import Provider, provider, requested
 from relu2ir.spec import Layout, OpSpec
 from relu2ir.specfile import DEFAULT_NAMESPACE, SpecFile
@@ -30,7 +30,8 @@ ops = SimpleNamespace()
 
 _specs: dict[str, OpSpec] = {}
 _libraries: dict[str, torch.library.Library] = {}
-_tag: str = ""
+# Where in torch.compiler.config.cache_key_tag our part begins.
+_TAG = ";relu2ir;"
 
 
 def specs() -> list[OpSpec]:
@@ -55,6 +56,18 @@ def find(name: str) -> OpSpec:
     raise OpError(f"unknown op '{name}'{suggestion(name, [spec.name for spec in specs()] + list(_specs))}")
 
 
+def check_request(op: str, providers: Iterable[str], asked: str) -> None:
+    """OpError or ProviderError if a request (``asked`` in these words) is for an op or a provider that does not exist.
+
+    A misspelt op would otherwise be no request at all.
+    """
+    names = [name for spec in specs() for name in (spec.name, spec.qualname)]
+    if op != EVERY_OP and op not in names:
+        raise OpError(f"unknown op '{op}' in {asked}{suggestion(op, names)}")
+    for name in providers:
+        provider(name, asked)
+
+
 def function(name: str) -> Callable[..., Any]:
     """The function of an op in `ops`, by its name."""
     spec = find(name)
@@ -77,7 +90,6 @@ def register(file: SpecFile) -> list[OpSpec]:
             raise SpecError([Problem(file.path, 0, 0, message, f"$.ops.{spec.name}")])
     for spec in new:
         _register(spec)
-    tag_caches()
     forget()
     return new
 
@@ -207,13 +219,28 @@ def _library(namespace: str) -> torch.library.Library:
     return torch.library.Library(namespace, "FRAGMENT")
 
 
-def tag_caches() -> None:
-    """Put what every op means and what is chosen into the key of torch's compile caches, which know an op by name only.
+def _tag() -> str:
+    """What every op means and what is chosen here and now."""
+    return ";".join([_TAG, *(f"{spec.qualname}={spec.hash}" for spec in specs()), active().key])
 
-    Without it ``torch.compile`` in a new process runs the formula of before an edit (measured on torch 2.13 and 2.14).
+
+class _TaggedConfig(type(torch.compiler.config)):  # type: ignore[misc]
+    """torch.compiler.config, whose ``cache_key_tag`` also says what the ops mean; what a user puts there is kept.
+
+    torch's compile caches know an op by its name: without the tag ``torch.compile`` in a new process runs the formula
+    of before an edit (measured on torch 2.13 and 2.14). The tag is added when it is read, because a value that is set
+    holds in the thread that set it only.
     """
-    global _tag
-    now = ";".join(["relu2ir", *(f"{spec.qualname}={spec.hash}" for spec in specs()), active().key])
-    config = torch.compiler.config
-    users = config.cache_key_tag.replace(_tag, "") if _tag else config.cache_key_tag
-    config.cache_key_tag, _tag = users + now, now
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        return f"{value}{_tag()}" if name == "cache_key_tag" else value
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "cache_key_tag":  # may have been read here before, as config.patch does
+            value = str(value).partition(_TAG)[0]
+        super().__setattr__(name, value)
+
+
+# A module may be given a class (torch does the same); its own __setattr__ takes its settings only.
+ModuleType.__setattr__(torch.compiler.config, "__class__", _TaggedConfig)

@@ -48,8 +48,9 @@ _context: ContextVar[Overrides | None] = ContextVar("relu2ir.use", default=None)
 context_get = _context.get
 
 
-# Called after every change; `library.py` adds what torch's compile caches must know.
-listeners: list[Callable[[], None]] = []
+# Called with the op (or ``*``), the providers and the words of each request, to raise if there are none of these names:
+# what exists is known further up.
+checks: list[Callable[[str, tuple[str, ...], str], None]] = []
 
 
 def active() -> Overrides:
@@ -66,7 +67,7 @@ def __getattr__(name: str) -> str:
 
 
 def read_environment() -> None:
-    """Read RELU2IR_PROVIDERS and RELU2IR_PLATFORM; an empty value is unset."""
+    """Read RELU2IR_PROVIDERS and RELU2IR_PLATFORM; an empty value is unset. The ops named must be loaded by now."""
     global _environment
     providers, platform = os.environ.get(PROVIDERS_VARIABLE, ""), os.environ.get(PLATFORM_VARIABLE, "")
     asked = f"{PLATFORM_VARIABLE}={platform}"
@@ -76,7 +77,6 @@ def read_environment() -> None:
         platform=check_platform(platform, asked) if platform else None,
         platform_source=asked if platform else "",
     )
-    _changed()
 
 
 @contextmanager
@@ -86,18 +86,19 @@ def use(providers: str | Mapping[str, str] | None = None, platform: str | None =
     ``providers`` is a list by name in order (``"triton"``, ``"triton,native"``), or one per op
     (``"relu_squared=triton,native;silu_and_mul=cuda"``, also as a mapping). A request is strict: what was asked for
     runs, or ProviderError says why not. ``platform`` chooses by another platform's row; it moves no tensor. What is
-    not given stays as it was.
+    not given stays as it was. A name that does not exist is an OpError, ProviderError or PlatformError at once.
     """
     if isinstance(providers, Mapping):
         providers = ";".join(f"{op}={names}" for op, names in providers.items())
+    for what, value in (("providers", providers), ("platform", platform)):
+        if value is not None:
+            check_text(value, f"relu2ir.use({what}={value!r})")
     now = _overridden(active(), providers, platform)
     token = _context.set(now)
-    _changed()
     try:
         yield now
     finally:
         _context.reset(token)
-        _changed()
 
 
 @lru_cache
@@ -112,16 +113,12 @@ def _overridden(now: Overrides, providers: str | None, platform: str | None) -> 
     return now
 
 
-def _changed() -> None:
-    for listener in listeners:
-        listener()
-
-
 def parse_providers(text: str, asked: str) -> Mapping[str, tuple[str, ...]]:
     """``triton,native`` or ``relu_squared=triton,native;silu_and_mul=cuda`` as a mapping; ProviderError if unreadable.
 
-    Names are checked against what exists when they are first used: a spec file or a third party may bring them.
+    A name that does not exist is an error of the `checks`.
     """
+    check_text(text, asked)
     requests: dict[str, tuple[str, ...]] = {}
     for request in filter(None, (part.strip() for part in text.split(";"))):
         op, equals, listed = request.rpartition("=")
@@ -131,5 +128,14 @@ def parse_providers(text: str, asked: str) -> Mapping[str, tuple[str, ...]]:
                 f"cannot read {asked}: '{request}' is not a list of providers such as 'triton,native' "
                 "or 'relu_squared=triton;silu_and_mul=cuda,native' (each op once)"
             )
+        for check in checks:
+            check(op, names, asked)
         requests[op] = names
     return MappingProxyType(requests)
+
+
+def check_text(value: object, asked: str) -> None:
+    """TypeError for a request that is not text."""
+    if not isinstance(value, str):
+        kind = type(value).__name__
+        raise TypeError(f"cannot read {asked}: found {kind}; pass text, such as providers='triton,native'")

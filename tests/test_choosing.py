@@ -122,6 +122,52 @@ def test_an_unreadable_request_says_what_was_found(asked, text):
         value(provider=asked)
 
 
+@pytest.mark.parametrize(
+    ("asked", "error", "text"),
+    [
+        ("relu_sqared=ones", relu2ir.OpError, "unknown op 'relu_sqared' in {}; did you mean 'relu_squared'?"),
+        (
+            "relu2ir::relu_square=ones",
+            relu2ir.OpError,
+            "unknown op 'relu2ir::relu_square' in {}; did you mean 'relu2ir::relu_squared'?",
+        ),
+        ("relu_squared=tows", relu2ir.ProviderError, "unknown provider 'tows' in {}; did you mean 'twos'?"),
+        ("ones,tows", relu2ir.ProviderError, "unknown provider 'tows' in {}; did you mean 'twos'?"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_an_error_when_it_is_asked_for(asked, error, text, monkeypatch):
+    with pytest.raises(error) as of_use, relu2ir.use(asked):
+        pytest.fail("the name is unknown")
+    assert str(of_use.value) == text.format(f"relu2ir.use(providers='{asked}')")
+    monkeypatch.setenv("RELU2IR_PROVIDERS", asked)
+    with pytest.raises(error) as of_variable:
+        relu2ir.refresh()
+    assert str(of_variable.value) == text.format(f"RELU2IR_PROVIDERS={asked}")
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: relu2ir.use(["ones"]).__enter__(), "cannot read relu2ir.use(providers=['ones']): found list; "),
+        (lambda: relu2ir.use(3).__enter__(), "cannot read relu2ir.use(providers=3): found int; "),
+        (lambda: relu2ir.use(platform=["cpu"]).__enter__(), "cannot read relu2ir.use(platform=['cpu']): found list; "),
+        (lambda: value(provider=3), "cannot read provider=3: found int; "),
+    ],
+)
+def test_a_request_that_is_no_text_says_what_to_pass(call, text):
+    with pytest.raises(TypeError) as error:
+        call()
+    assert str(error.value) == text + "pass text, such as providers='triton,native'"
+
+
+@pytest.mark.parametrize("tensors", [(), (X, X)])
+def test_an_explanation_is_of_the_tensors_of_a_call(tensors):
+    text = f"cannot explain 'relu_squared' for {len(tensors)} tensors; pass those of the call: (Tensor x)"
+    with pytest.raises(TypeError) as error:
+        relu2ir.explain("relu_squared", *tensors)
+    assert str(error.value) == text
+
+
 def test_an_unknown_platform_lists_the_platforms():
     with pytest.raises(relu2ir.PlatformError) as error, relu2ir.use(platform="mps"):
         pass

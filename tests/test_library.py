@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -102,8 +103,9 @@ def test_an_edited_expression_is_never_run_from_a_compile_cache(tmp_path):
     spec = tmp_path / "mine.yaml"
     code = """
         import torch, relu2ir
+        from concurrent.futures import ThreadPoolExecutor
         f = torch.compile(lambda x: torch.ops.cached.edited(x) * 1.0, fullgraph=True)
-        print(f(torch.tensor([3.0])).item())
+        print(ThreadPoolExecutor(1).submit(f, torch.tensor([3.0])).result().item())
     """
     results = []
     for expr in ("square(relu(x))", "relu(x)"):
@@ -111,6 +113,25 @@ def test_an_edited_expression_is_never_run_from_a_compile_cache(tmp_path):
         cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
         results.append(float(python(code, RELU2IR_OPS=str(spec), **cache)))
     assert results == [9.0, 3.0]
+
+
+def test_compile_caches_know_the_ops_and_the_choice_in_every_thread():
+    config, told = torch.compiler.config, library.find("relu_squared").hash
+
+    def read():
+        seen = {"plainly": config.cache_key_tag}
+        with config.patch(cache_key_tag="mine"):
+            seen["patched"] = config.cache_key_tag
+        with relu2ir.use(providers="native"):
+            seen["asked"] = config.cache_key_tag
+        return seen | {"after": config.cache_key_tag}
+
+    with ThreadPoolExecutor(1) as pool:
+        for seen in (read(), pool.submit(read).result()):
+            assert all(tag.count(told) == 1 for tag in seen.values())
+            assert seen["patched"] == f"mine{seen['plainly']}"
+            assert seen["asked"] == f"{seen['plainly']}*=native"
+            assert seen["after"] == seen["plainly"]
 
 
 def test_a_users_file_gives_callable_differentiable_ops(tmp_path):
@@ -137,6 +158,15 @@ def test_a_gradient_that_is_constant_is_a_tensor(tmp_path):
     relu2ir.ops.constant.kept(a, b).sum().backward()
     assert torch.equal(to_a, torch.zeros(4))
     assert torch.equal(to_b, b.grad)
+
+
+@pytest.mark.needs("cpp")
+def test_a_choice_is_not_kept_for_what_its_kernel_refuses():
+    with relu2ir.use(providers="cpp,native"):
+        for x in (torch.ones(2, 3), torch.ones([1] * 17), torch.eye(3).to_sparse(), torch.ones(2, 3), torch.ones([1] * 17)):
+            expected = torch.square(torch.relu(x))
+            for op in (relu2ir.ops.relu_squared, torch.ops.relu2ir.relu_squared):
+                assert torch.equal(op(x).to_dense(), expected.to_dense())
 
 
 @pytest.mark.needs("cpp")
