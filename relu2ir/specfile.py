@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +32,10 @@ ARITHMETIC = ("neg", "add", "sub", "mul", "div")
 
 _NAME = re.compile(r"[a-z](?:[a-z0-9_]*[a-z0-9])?", re.ASCII)
 _NAME_RULE = "use lower-case letters, digits and '_', beginning with a letter and not ending in '_'"
-# Words that generated code uses itself (v0, grad, ...) or that C++ keeps; Python's and the primitives come on top.
+# Words that generated code and calls use themselves (v0, grad, provider, ...), that torch.ops has as attributes (name,
+# higher_order, loaded_libraries), or that C++ keeps; Python's and the primitives come on top.
 _RESERVED = re.compile(
-    r"v\d+|grad|self|in|out|params|torch|tl|"
+    r"v\d+|grad|self|in|out|params|torch|tl|provider|name|higher_order|loaded_libraries|"
     r"alignas|alignof|and_eq|asm|auto|bitand|bitor|bool|case|catch|char|char8_t|char16_t|char32_t|co_await|co_return|"
     r"co_yield|compl|concept|const|const_cast|consteval|constexpr|constinit|decltype|default|delete|do|double|"
     r"dynamic_cast|enum|explicit|export|extern|false|float|friend|goto|inline|int|long|mutable|namespace|new|noexcept|"
@@ -176,6 +178,8 @@ def _params(tree: YamlTree, node: yaml.Node, where: str, scope: _Scope) -> dict[
     for name, key, value in tree.entries(node, where, "'params'"):
         _declare(tree, scope, name, key, f"{where}.{name}", "a param")
         params[name] = tree.number(value, f"{where}.{name}", f"the default of param '{name}'")
+        if 0 < abs(params[name]) < sys.float_info.min:  # torch's schema parser: "IndexError: stod"
+            tree.problem(value, f"{where}.{name}", f"the default of param '{name}' is subnormal; write 0")
     return params
 
 
@@ -204,6 +208,9 @@ def _expr(tree: YamlTree, node: yaml.Node, op: str, where: str, scope: _Scope | 
                 found = re.search(rf"\b{name}\b", text)
                 message = f"unknown name '{name}'{suggestion(name, scope)}"
                 raise ExprError(message, found.start() if found else 0, len(name))
+        if isinstance(expr, Name) and expr.name in (scope or {}):
+            message = f"'{expr.name}' alone would return the input itself; an op computes a new tensor"
+            raise ExprError(message, 0, len(text))
         if scope is not None:
             inputs = where.removesuffix("expr") + "inputs."
             _check_calls(expr, text, {name for name, (_, path) in scope.items() if path.startswith(inputs)})

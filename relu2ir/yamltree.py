@@ -84,9 +84,11 @@ class YamlTree:
         return ""
 
     def number(self, node: yaml.Node, where: str, what: str) -> float:
-        # By float(), not by YAML's tag: YAML 1.1 calls 1e-3 text and 1:30 the number 90.
+        # By float(), not by YAML's tag: YAML 1.1 calls 1e-3 text and 1:30 the number 90. float() reads any script's
+        # digits, and 1_0 as 10: neither is a number here.
+        written = node.value if isinstance(node, yaml.ScalarNode) else ""
         try:
-            value = float(node.value) if isinstance(node, yaml.ScalarNode) else math.nan
+            value = float(written) if written.isascii() and "_" not in written else math.nan
         except ValueError:
             value = math.nan
         if not math.isfinite(value):

@@ -87,10 +87,10 @@ namespace: 9a
 platforms: {cdua: [native], cuda: [cuda], xpu: [native, native], cpu: [], rocm: native}
 ops:
   relu_squard: {inputs: [x], expr: square(rleu(x)), dco: hi}
-  twice: {inputs: [x], expr: x}
-  twice: {inputs: [x], expr: x}
-  class: {inputs: [x], expr: x}
-  f_backward: {inputs: [x], expr: x}
+  twice: {inputs: [x], expr: -x}
+  twice: {inputs: [x], expr: -x}
+  class: {inputs: [x], expr: -x}
+  f_backward: {inputs: [x], expr: -x}
   seven:
     inputs: {x: {halves: [gate]}, y: {halvs: [a, b]}, z: {}}
     params: {limit: inf, v0: 1, 2x: 1}
@@ -210,6 +210,44 @@ def test_a_call_must_read_an_input(expr, message):
 def test_arithmetic_may_be_on_numbers_and_params_alone():
     (op,) = read_text("ops: {f: {inputs: [x], params: {limit: 2}, expr: x * (1 / 6 - -limit) + 2 * limit}}").ops
     assert str(op.expr) == "x * (1 / 6 - -limit) + 2 * limit"
+
+
+def test_an_op_computes_something():
+    assert said_of("inputs: [x], expr: x") == [
+        "ops.yaml:1:30: cannot read expr of op 'f' at $.ops.f.expr",
+        "    x",
+        "    ^ 'x' alone would return the input itself; an op computes a new tensor",
+    ]
+
+
+@pytest.mark.parametrize("written", ["٣", "1_0", "nan", "1e999", "[1]", "one"])
+def test_a_default_is_a_finite_number_in_plain_digits(written):
+    assert said_of(f"inputs: [x], params: {{limit: {written}}}, expr: x * limit") == [
+        "ops.yaml:1:40: the default of param 'limit' must be a finite number at $.ops.f.params.limit"
+    ]
+
+
+@pytest.mark.parametrize("written", ["5e-324", "-2e-308"])
+def test_a_default_that_torch_cannot_read_is_refused(written):
+    assert said_of(f"inputs: [x], params: {{limit: {written}}}, expr: x * limit") == [
+        "ops.yaml:1:40: the default of param 'limit' is subnormal; write 0 at $.ops.f.params.limit"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ops: {name: {inputs: [x], expr: -x}}", "ops.yaml:1:7: 'name' cannot name an op"),
+        ("ops: {f: {inputs: [provider], expr: -provider}}", "ops.yaml:1:20: 'provider' cannot name an input"),
+        ("ops: {f: {inputs: [x], params: {provider: 1}, expr: x * provider}}",
+         "ops.yaml:1:33: 'provider' cannot name a param"),
+        ("namespace: higher_order\nops: {f: {inputs: [x], expr: -x}}",
+         "ops.yaml:1:12: 'higher_order' cannot name a namespace"),
+    ],
+)  # fmt: skip
+def test_a_name_that_calls_or_torch_use_themselves_is_reserved(text, expected):
+    (problem,) = said(text)
+    assert problem.startswith(f"{expected}: it is a reserved word; choose another")
 
 
 def test_a_problem_far_to_the_right_is_counted_instead_of_drawn():
