@@ -21,7 +21,7 @@ from relu2ir.errors import OpError, Problem, ProviderError, SpecError, listed, s
 from relu2ir.front import front
 from relu2ir.guards import EXACT
 from relu2ir.overrides import EVERY_OP, active
-from relu2ir.registry import Provider, provider, requested
+from relu2ir.registry import Imagined, Provider, explain, provider, refusal, requested
 from relu2ir.spec import Layout, OpSpec
 from relu2ir.specfile import DEFAULT_NAMESPACE, SpecFile
 
@@ -76,9 +76,18 @@ def function(name: str) -> Callable[..., Any]:
 
 
 def register(file: SpecFile) -> list[OpSpec]:
-    """Make the ops of ``file`` callable; SpecError, with nothing registered, if another definition has a name."""
+    """Make the ops of ``file`` callable; SpecError, with nothing registered, if another definition has a name.
+
+    In `ops` the library's own ops stand beside the other namespaces, so these share no name either.
+    """
     new = []
     for spec in file.ops:
+        if spec.namespace != DEFAULT_NAMESPACE and f"{DEFAULT_NAMESPACE}::{spec.namespace}" in _specs:
+            message = f"'{spec.namespace}' cannot name a namespace: relu2ir has an op of that name; choose another"
+            raise SpecError([Problem(file.path, 0, 0, message, "$.namespace")])
+        if spec.namespace == DEFAULT_NAMESPACE and spec.name in {other.namespace for other in specs()}:
+            message = f"'{spec.name}' cannot name an op of relu2ir: a namespace has that name; choose another"
+            raise SpecError([Problem(file.path, 0, 0, message, f"$.ops.{spec.name}")])
         known = _specs.get(spec.qualname)
         if known is None:
             new.append(spec)
@@ -162,11 +171,17 @@ def _python_front(spec: OpSpec, traced: Callable[..., Any]) -> Callable[..., Any
 def _traced_front(spec: OpSpec) -> Callable[..., Any]:
     """What Dynamo traces for the function of ``spec``. It closes over text only, which Dynamo can hold."""
     namespace, name, qualname = spec.namespace, spec.name, spec.qualname
+    names = tuple(input.name for input in spec.inputs)
 
     def traced(*args: Any, provider: str | None = None, **kwargs: Any) -> Any:
         # One node in the graph, and a guard on the overrides: compiled code does not outlive them.
-        asked = provider is not None or overrides.active_key != ""
-        where = _asked_namespace(qualname, provider) if asked else namespace
+        where = namespace
+        if provider is not None or overrides.active_key != "":
+            operands = [*args, *(kwargs[name] for name in names if name in kwargs)]
+            tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
+            kinds = tuple((tensor.dtype, tensor.device, tensor.dim()) for tensor in tensors)
+            exact = all(type(tensor) in EXACT for tensor in tensors)
+            where = _asked_namespace(qualname, provider, kinds, exact)
         return getattr(getattr(torch.ops, where), name).default(*args, **kwargs)
 
     return traced
@@ -180,12 +195,23 @@ def inner_op(spec: OpSpec, name: str) -> Any:
     return _inner_op(spec, chosen)
 
 
-def _asked_namespace(qualname: str, providers: str | None) -> str:
-    """Where the op stands that Dynamo leaves in a graph under a request: the first provider that this machine has."""
+def _asked_namespace(qualname: str, providers: str | None, kinds: tuple[Any, ...], exact: bool) -> str:
+    """Where the op stands that a graph gets under a request: of the first provider that takes such operands here.
+
+    ``kinds`` are the (dtype, device, rank) of each, none where tracing knows no tensors. For operands that are not
+    ``exact`` it is the public op if the list allows plain PyTorch: only that can run inside a tensor subclass.
+    """
     spec = find(qualname)
     names, source = requested(spec, providers)
-    if names is None:  # only a platform was asked for: it chooses when the graph runs
+    if names is None or ("native" in names and not exact):  # a platform only: it chooses when the graph runs
         return spec.namespace
+    if kinds:
+        # Of sizes only the rank is a constant to Dynamo; even ones are in every kernel's cover.
+        tensors = [Imagined((2,) * rank, dtype, device) for dtype, device, rank in kinds]
+        explanation = explain(spec, *tensors, providers=providers)
+        if explanation.chosen is None:
+            raise ProviderError(refusal(explanation))
+        return inner_op(spec, explanation.chosen).namespace
     missing = {name: provider(name, source).missing() for name in names}
     for name, reason in missing.items():
         if reason is None:

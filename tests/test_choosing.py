@@ -23,10 +23,26 @@ def constant(name, value, missing=None, refuses=None):
     return Provider(name, missing=lambda: missing, refuses=lambda spec, tensors: refuses, lower=lower)
 
 
+def _refuses_integers_and_matrices(spec, tensors):
+    return None if tensors[0].dtype.is_floating_point and len(tensors[0].shape) < 2 else "no integers, no matrices"
+
+
+# One value for all tests, with a kernel that a graph can hold: a provider's op is defined in torch once.
+PICKY = Provider("picky", lambda: None, _refuses_integers_and_matrices, constant("picky", 3.0).lower)
+PICKY_KERNELS = torch.library.Library("relu2ir_picky", "FRAGMENT")
+PICKY_KERNELS.define("relu_squared.kernel(Tensor x) -> Tensor")
+PICKY_KERNELS.impl("relu_squared.kernel", lambda x: torch.full_like(x, 3.0), "CompositeExplicitAutograd")
+
+
 @pytest.fixture(autouse=True)
 def providers(monkeypatch):
     """``ones`` and ``twos`` run anywhere, ``absent`` nowhere; the CPU's row begins with ones."""
-    for provider in (constant("ones", 1.0), constant("twos", 2.0), constant("absent", 0.0, missing="it is not here")):
+    for provider in (
+        constant("ones", 1.0),
+        constant("twos", 2.0),
+        constant("absent", 0.0, missing="it is not here"),
+        PICKY,
+    ):
         monkeypatch.setitem(registry.PROVIDERS, provider.name, provider)
     monkeypatch.setitem(registry.ROWS, "cpu", ("ones", "native"))
     for variable in (overrides.PROVIDERS_VARIABLE, overrides.PLATFORM_VARIABLE):
@@ -287,3 +303,55 @@ def test_operands_that_differ_in_dtype_are_decided_by_themselves():
     assert promoted.dtype == torch.float64
     assert torch.equal(promoted, X.relu() * X.double())
     assert len(eager.table(spec)) == 1, "only a choice among equals is kept"
+
+
+def compiled_targets(x, providers, **kwargs):
+    """What a graph of the op on ``x`` calls under a request, and what it gives."""
+    graphs = []
+
+    def keep(gm, inputs):
+        graphs.append(gm)
+        return gm
+
+    def call(x):
+        return relu2ir.ops.relu_squared(x, **kwargs)
+
+    with relu2ir.use(providers=providers):
+        y = torch.compile(call, backend=keep, fullgraph=True)(x)
+    (graph,) = graphs
+    return [str(node.target) for node in graph.graph.nodes if node.op == "call_function"], y.flatten()[-1].item()
+
+
+@pytest.mark.parametrize(
+    ("x", "targets", "last"),
+    [
+        (X, ["relu2ir_picky.relu_squared.default"], 3),
+        (torch.tensor([-2, 4]), ["relu2ir.relu_squared.default"], 16),
+        (torch.tensor([[5.0]]), ["relu2ir.relu_squared.default"], 25),
+    ],
+)
+def test_a_graph_gets_the_first_provider_of_a_list_that_takes_the_operand(x, targets, last):
+    assert compiled_targets(x, "absent,picky,native") == (targets, last)
+    assert compiled_targets(x, None, provider="absent,picky,native")[0] == targets
+
+
+def test_a_strict_request_that_an_operand_refuses_is_told_when_the_graph_is_traced():
+    with pytest.raises(Exception, match=r"picky   rejected: no integers, no matrices\nAsked by relu2ir\.use"):
+        compiled_targets(torch.tensor([-2, 4]), "picky")
+
+
+class Subclass(torch.Tensor):
+    """Any class of its own."""
+
+
+def test_a_tensor_subclass_runs_plain_pytorch_where_the_list_allows_it():
+    x = X.as_subclass(Subclass)
+    with relu2ir.use(providers="picky,native"):
+        y = relu2ir.ops.relu_squared(x)
+    assert type(y) is Subclass
+    assert y.tolist() == [0.0, 0.25, 9.0]
+    with (
+        relu2ir.use(providers="picky"),
+        pytest.raises(relu2ir.ProviderError, match=r"only native can run: .*Subclass is not exactly torch\.Tensor"),
+    ):
+        relu2ir.ops.relu_squared(x)

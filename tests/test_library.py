@@ -163,7 +163,13 @@ def test_a_gradient_that_is_constant_is_a_tensor(tmp_path):
 @pytest.mark.needs("cpp")
 def test_a_choice_is_not_kept_for_what_its_kernel_refuses():
     with relu2ir.use(providers="cpp,native"):
-        for x in (torch.ones(2, 3), torch.ones([1] * 17), torch.eye(3).to_sparse(), torch.ones(2, 3), torch.ones([1] * 17)):
+        for x in (
+            torch.ones(2, 3),
+            torch.ones([1] * 17),
+            torch.eye(3).to_sparse(),
+            torch.ones(2, 3),
+            torch.ones([1] * 17),
+        ):
             expected = torch.square(torch.relu(x))
             for op in (relu2ir.ops.relu_squared, torch.ops.relu2ir.relu_squared):
                 assert torch.equal(op(x).to_dense(), expected.to_dense())
@@ -198,6 +204,37 @@ def test_a_name_that_is_taken_names_both_files(tmp_path):
     ):
         relu2ir.load(path)
     assert not hasattr(relu2ir.ops, "fine"), "a file that is refused registers nothing"
+
+
+def test_an_op_of_the_library_and_a_namespace_do_not_share_a_name(tmp_path):
+    path, stanza = tmp_path / "mine.yaml", "{inputs: [x], expr: relu(x)}"
+    path.write_text(f"namespace: relu_squared\nops: {{fine: {stanza}}}")
+    with pytest.raises(relu2ir.SpecError) as of_namespace:
+        relu2ir.load(path)
+    assert str(of_namespace.value) == (
+        f"{path}: 'relu_squared' cannot name a namespace: relu2ir has an op of that name; choose another at $.namespace"
+    )
+    path.write_text(f"namespace: taken\nops: {{fine: {stanza}}}")
+    relu2ir.load(path)
+    path.write_text(f"ops: {{fine: {stanza}, taken: {stanza}}}")
+    with pytest.raises(relu2ir.SpecError) as of_op:
+        relu2ir.load(path)
+    assert str(of_op.value) == (
+        f"{path}: 'taken' cannot name an op of relu2ir: a namespace has that name; choose another at $.ops.taken"
+    )
+    assert not hasattr(relu2ir.ops, "fine")
+    assert relu2ir.ops.taken.fine(torch.tensor([-1.0, 2.0])).tolist() == [0.0, 2.0]
+
+
+def test_what_torch_has_as_attributes_cannot_name_an_op_or_a_namespace():
+    own = {spec.name for spec in library.specs()}
+    for scope, pattern in ((torch.ops.relu2ir, "ops: {{{}: {{inputs: [x], expr: -x}}}}"),
+                           (torch.ops, "namespace: {}\nops: {{f: {{inputs: [x], expr: -x}}}}")):  # fmt: skip
+        for name in dir(scope):
+            is_scope = isinstance(getattr(scope, name), torch._ops._OpNamespace)
+            if not name.startswith("_") and name not in own and not is_scope:
+                with pytest.raises(relu2ir.SpecError, match=f"'{name}' cannot name"):
+                    specfile.read_text(pattern.format(name))
 
 
 def test_layers_dispatch_pickle_and_print():
