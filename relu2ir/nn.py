@@ -69,7 +69,15 @@ def class_name(spec: OpSpec) -> str:
 @cache
 def layer_for(spec: OpSpec) -> type[Activation]:
     """The layer class of ``spec``."""
+
+    def forward(self: Activation, *tensors: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        return Activation.forward(self, *tensors, **named)
+
+    # What inspect.signature and symbolic_trace, which cannot follow *tensors, take the arguments from.
+    names = ", ".join(input.name for input in spec.inputs)
+    forward.__wrapped__ = eval(compile(f"lambda self, {names}: ...", __file__, "eval"))  # type: ignore[attr-defined]
     members = {
+        "forward": forward,
         "op": spec.qualname,
         "function": staticmethod(library.function(spec.qualname)),
         "__doc__": f"{spec.doc}\n\n{spec.formula}",

@@ -447,6 +447,13 @@ def test_a_deepcopy_owns_its_forward(x: torch.Tensor) -> None:
     assert not torch.equal(copied(x), fused(x))
 
 
+def test_a_shallow_copy_owns_its_forward_once_it_is_fused(x: torch.Tensor) -> None:
+    shallow = copy.copy(relu2ir.fuse(MLP()).module)
+    shallow._modules = {**shallow._modules, "up": nn.Linear(4, 8)}
+    again = relu2ir.fuse(shallow).module
+    assert torch.equal(again(x), MLP.forward(shallow, x))
+
+
 def test_a_pickle_runs_the_forward_of_its_class_and_can_be_fused_again(x: torch.Tensor) -> None:
     fused = relu2ir.fuse(Model()).module.eval()
     loaded = pickle.loads(pickle.dumps(fused))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import fx, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from relu2ir import library
 from relu2ir.errors import FuseError
@@ -16,7 +17,7 @@ from relu2ir.fx.packing import value_of
 from relu2ir.fx.patterns import Pattern, patterns
 from relu2ir.fx.report import FuseResult, NearMiss, Site, Skipped
 from relu2ir.fx.rewrite import path_of, raise_ops, source_of
-from relu2ir.fx.structure import copy_graph, copy_structure
+from relu2ir.fx.structure import copy_graph, copy_structure, relink
 from relu2ir.fx.trace import ModeDependent, Untraceable, own_forward, trace
 from relu2ir.spec import OpSpec
 
@@ -42,6 +43,7 @@ def fuse(model: nn.Module, *, specs: Iterable[OpSpec] | None = None, exact: bool
         )
     walk = _Walk(patterns(library.specs() if specs is None else specs, exact), _floating(model))
     module = walk.copied(model, "", autocast=torch._C._is_any_autocast_enabled())
+    relink(walk.copies)
     return FuseResult(module, tuple(walk.sites), tuple(walk.near_misses), tuple(walk.skipped))
 
 
@@ -70,6 +72,10 @@ class _Walk:
     def _copied(self, module: nn.Module, path: str, autocast: bool) -> nn.Module:
         if isinstance(module, torch.jit.ScriptModule):
             self.skipped.append(Skipped(path, "a ScriptModule"))
+            return module
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+            # Its first call changes its class and its hooks: a copy would do so to itself alone.
+            self.skipped.append(Skipped(path, "a lazy module before its first call"))
             return module
         if isinstance(module, fx.GraphModule):
             graph = copy_graph(module.graph)

@@ -19,7 +19,7 @@ from torch.fx.proxy import GraphAppendingTracer
 from relu2ir import library
 from relu2ir.errors import FuseError, ProviderError
 from relu2ir.fx.packing import value_of
-from relu2ir.fx.structure import copy_structure
+from relu2ir.fx.structure import copy_structure, relink
 from relu2ir.registry import explain, provider, refusal
 from relu2ir.spec import OpSpec
 
@@ -40,7 +40,9 @@ def lower(
     if not isinstance(graph_module, fx.GraphModule):
         found = type(graph_module).__name__
         raise FuseError(f"lower takes a torch.fx.GraphModule; found {found}. Capture the model as a graph first.")
-    new = _copied(graph_module, {})
+    copies: dict[int, nn.Module] = {}
+    new = _copied(graph_module, copies)
+    relink(copies)
     if example_inputs:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
             FakeTensorProp(new, mode).propagate(*example_inputs)

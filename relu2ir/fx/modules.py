@@ -53,9 +53,11 @@ class FusedForward:
     """The forward of one module with its ops raised: ``module.forward``, in place of the one of its class.
 
     It reads parameters, buffers and children from the module at each call. Where what the graph has absorbed is no
-    longer what it was (an nn.ReLU replaced or hooked; autocast, around a square that the op writes otherwise), the
-    class's own forward runs. A deepcopy belongs to the copied module. A pickle holds the class's own forward: generated
-    code is not stored, so fuse again after loading.
+    longer what it was (an nn.ReLU replaced, hooked or patched; autocast, around a square that the op writes otherwise),
+    the class's own forward runs. A deepcopy belongs to the copied module. A shallow copy.copy, of which nn.DataParallel
+    makes its replicas, goes on with the tensors of the module that was copied (no attribute can tell who looked it up),
+    until it is fused itself. A pickle holds the class's own forward: generated code is not stored, so fuse again after
+    loading.
     """
 
     def __init__(self, owner: nn.Module, graph: fx.Graph, matches: Iterable[Match]) -> None:

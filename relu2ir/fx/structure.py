@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Mapping
 from types import MethodType
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import fx, nn
+from torch.nn.modules.module import _WrappedHook
 
 
 @runtime_checkable
@@ -23,7 +25,8 @@ def copy_structure(
 ) -> nn.Module:
     """A module like ``module`` with other children: same class, same tensors, own hooks, flags and tables.
 
-    A graph module gets ``graph``, or a copy of its own.
+    What its attributes and hooks hold of other modules is for `relink`, once all are copied. A graph module gets
+    ``graph``, or a copy of its own.
     """
     is_graph, kind = isinstance(module, fx.GraphModule), type(module)
     new = fx.GraphModule.__new__(kind) if is_graph else object.__new__(kind)
@@ -31,14 +34,45 @@ def copy_structure(
     for name, value in state.items():
         if name in ("_parameters", "_buffers", "_non_persistent_buffers_set") or "_hooks" in name:
             state[name] = copy.copy(value)
-        elif isinstance(value, MethodType) and value.__self__ is module:
-            state[name] = MethodType(value.__func__, new)
         elif isinstance(value, Owned):
             state[name] = value.of(new)
     vars(new).update(state | {"_modules": dict(children)})
     if is_graph:
         new.graph = copy_graph(module.graph) if graph is None else graph
     return new
+
+
+def relink(copies: Mapping[int, nn.Module]) -> None:
+    """Make the copies, each by the id of its original, refer to one another where the originals did.
+
+    Beside its children a module may hold modules in plain attributes and containers, and their methods as hooks.
+    """
+    copies = {original: new for original, new in copies.items() if id(new) != original}  # some are left as they are
+    for new in copies.values():
+        for name, value in vars(new).items():
+            if name != "_modules":
+                vars(new)[name] = _relinked(value, copies)
+
+
+def _relinked(value: Any, copies: Mapping[int, nn.Module]) -> Any:
+    """``value``, itself where it holds no original."""
+    if isinstance(value, nn.Module):
+        return copies.get(id(value), value)
+    if isinstance(value, MethodType):
+        owner = copies.get(id(value.__self__))
+        return value if owner is None else MethodType(value.__func__, owner)
+    if isinstance(value, _WrappedHook):
+        hook, module = _relinked(value.hook, copies), value.module() if value.with_module else None
+        return _WrappedHook(hook, None if module is None else copies.get(id(module), module))
+    if type(value) in (dict, OrderedDict):
+        members = {key: _relinked(member, copies) for key, member in value.items()}
+        same = all(member is value[key] for key, member in members.items())
+        return value if same else type(value)(members)
+    if type(value) in (list, tuple):
+        items = [_relinked(item, copies) for item in value]
+        same = all(new is old for new, old in zip(items, value, strict=True))
+        return value if same else type(value)(items)
+    return value
 
 
 def copy_graph(graph: fx.Graph) -> fx.Graph:
