@@ -7,9 +7,10 @@ works with nothing more registered. ``relu2ir_cuda::relu_squared`` is the same o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from functools import cache
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,8 +26,12 @@ from relu2ir.registry import Imagined, Provider, explain, provider, refusal, req
 from relu2ir.spec import Layout, OpSpec
 from relu2ir.specfile import DEFAULT_NAMESPACE, SpecFile
 
-ops = SimpleNamespace()
-"""Every registered op as a function: ``ops.relu_squared``, and ``ops.mine.double_relu`` of another namespace."""
+ops = ModuleType("relu2ir.ops")
+"""Every registered op as a function: ``ops.relu_squared``, and ``ops.mine.double_relu`` of another namespace.
+
+These are modules, so that the functions can be imported, and pickled by name.
+"""
+sys.modules[ops.__name__] = ops
 
 _specs: dict[str, OpSpec] = {}
 _libraries: dict[str, torch.library.Library] = {}
@@ -71,8 +76,7 @@ def check_request(op: str, providers: Iterable[str], asked: str) -> None:
 def function(name: str) -> Callable[..., Any]:
     """The function of an op in `ops`, by its name."""
     spec = find(name)
-    namespace = ops if spec.namespace == DEFAULT_NAMESPACE else getattr(ops, spec.namespace)
-    return getattr(namespace, spec.name)
+    return getattr(_module(spec.namespace), spec.name)
 
 
 def register(file: SpecFile) -> list[OpSpec]:
@@ -118,12 +122,19 @@ def _register(spec: OpSpec) -> None:
     # Without a rule of its own vmap loops over the batch, and only a C++ warning tells.
     library.impl(spec.name, native, "FuncTorchBatchedDecomposition")
     _specs[spec.qualname] = spec
-    if spec.namespace == DEFAULT_NAMESPACE:
-        namespace = ops
-    else:
-        namespace = vars(ops).setdefault(spec.namespace, SimpleNamespace())
     traced = _traced_front(spec)
-    setattr(namespace, spec.name, front(spec, _python_front(spec, traced), traced))
+    setattr(_module(spec.namespace), spec.name, front(spec, _python_front(spec, traced), traced))
+
+
+def _module(namespace: str) -> ModuleType:
+    """Where the functions of a namespace are: `ops`, or a module in it."""
+    if namespace == DEFAULT_NAMESPACE:
+        return ops
+    if not hasattr(ops, namespace):
+        module = ModuleType(f"{ops.__name__}.{namespace}")
+        setattr(ops, namespace, module)
+        sys.modules[module.__name__] = module
+    return getattr(ops, namespace)
 
 
 def bind(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[torch.Tensor, ...], list[float]]:
@@ -163,7 +174,7 @@ def _python_front(spec: OpSpec, traced: Callable[..., Any]) -> Callable[..., Any
         return run(spec, tensors, params, provider)
 
     call.__name__ = call.__qualname__ = spec.name
-    call.__module__ = "relu2ir.ops"
+    call.__module__ = _module(spec.namespace).__name__
     call.__doc__ = f"{spec.doc}\n\n{spec.formula}, elementwise over ({spec.arguments})."
     return call
 

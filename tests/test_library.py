@@ -1,6 +1,7 @@
 """The ops in torch: schema, transforms, compile caches, user files, layers; and what importing the package costs."""
 
 import copy
+import importlib
 import os
 import pickle
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 import torch
@@ -204,6 +206,19 @@ def test_a_name_that_is_taken_names_both_files(tmp_path):
     ):
         relu2ir.load(path)
     assert not hasattr(relu2ir.ops, "fine"), "a file that is refused registers nothing"
+
+
+def test_functions_can_be_imported_and_are_pickled_by_name():
+    library.register(specfile.read_text("namespace: pickled\nops: {twice: {inputs: [x], expr: x + x}}"))
+    from relu2ir.ops import pickled, relu_squared
+
+    assert relu_squared is relu2ir.ops.relu_squared
+    for spec, function in ((library.find("relu_squared"), relu_squared), (library.find("twice"), pickled.twice)):
+        python = library._python_front(spec, function)
+        assert (python.__module__, python.__name__) == (library._module(spec.namespace).__name__, spec.name)
+        assert getattr(importlib.import_module(python.__module__), python.__name__) is function
+        if isinstance(function, FunctionType):  # a builtin of the extension is pickled with its state, a capsule
+            assert pickle.loads(pickle.dumps(function)) is function
 
 
 def test_an_op_of_the_library_and_a_namespace_do_not_share_a_name(tmp_path):
