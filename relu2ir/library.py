@@ -7,10 +7,12 @@ works with nothing more registered. ``relu2ir_cuda::relu_squared`` is the same o
 
 from __future__ import annotations
 
+import copyreg
+import importlib
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
-from types import ModuleType
+from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -34,7 +36,7 @@ These are modules, so that the functions can be imported, and pickled by name.
 sys.modules[ops.__name__] = ops
 
 _specs: dict[str, OpSpec] = {}
-_libraries: dict[str, torch.library.Library] = {}
+_module_of: dict[Any, str] = {}
 # Where in torch.compiler.config.cache_key_tag our part begins.
 _TAG = ";relu2ir;"
 
@@ -123,7 +125,18 @@ def _register(spec: OpSpec) -> None:
     library.impl(spec.name, native, "FuncTorchBatchedDecomposition")
     _specs[spec.qualname] = spec
     traced = _traced_front(spec)
-    setattr(_module(spec.namespace), spec.name, front(spec, _python_front(spec, traced), traced))
+    function = front(spec, _python_front(spec, traced), traced)
+    setattr(_module(spec.namespace), spec.name, function)
+    if isinstance(function, BuiltinFunctionType):  # pickled as an attribute of its state, a capsule
+        _module_of[function.__self__] = _module(spec.namespace).__name__
+        copyreg.pickle(type(function.__self__), _reduce_state)
+
+
+def _reduce_state(state: Any) -> tuple[Any, ...]:
+    """A builtin's state as the module where the builtin is; TypeError for a capsule of someone else, as without us."""
+    if state not in _module_of:
+        raise TypeError(f"cannot pickle '{type(state).__name__}' object")
+    return importlib.import_module, (_module_of[state],)
 
 
 def _module(namespace: str) -> ModuleType:
