@@ -511,3 +511,19 @@ def test_what_cannot_be_fused_is_refused_with_the_way_out() -> None:
         relu2ir.fuse(product)
     with pytest.raises(relu2ir.FuseError, match=r"Fuse the model before torch\.compile"):
         relu2ir.fuse(torch.compile(nn.Linear(2, 2)))
+
+
+def test_an_intermediate_result_is_no_input_of_the_op_that_computes_it():
+    """With an own op ``relu(a) * b`` loaded, ``r * r`` stays a square of a relu."""
+    (scaled,) = specfile.read_text("namespace: own\nops:\n  scaled: {inputs: [a, b], expr: relu(a) * b}\n").ops
+
+    def squared(x: torch.Tensor) -> torch.Tensor:
+        r = torch.relu(x)
+        return r * r
+
+    graph = fx.symbolic_trace(squared)
+    both = relu2ir.fuse(graph, specs=[scaled, *library.specs()])
+    assert [site.op for site in both.sites] == ["relu2ir::relu_squared"]
+    alone = relu2ir.fuse(graph, specs=[scaled])
+    assert [near.reason for near in alone.near_misses] == ["escapes"]
+    assert not alone.sites

@@ -195,6 +195,9 @@ class Matcher:
             if node is not match.root and users:
                 user = "is returned" if users[0].op == "output" else f"is also used by '{users[0].name}'"
                 return Flaw("escapes", f"the intermediate result '{node.name}' {user}: {_NO_GAIN}")
+        kept = next((tensor for tensor in match.tensors if tensor in match.covered), None)
+        if kept is not None:
+            return Flaw("escapes", f"'{kept.name}' is both an input of the op and computed by it: {_NO_GAIN}")
         # A view's own shape is fixed when it is taken, so a packed tensor is read where it is split.
         places = [self.position[node] for node in (*match.packing, *match.covered)]
         switch = next((node for at, node in self.switches if min(places) < at < self.position[match.root]), None)

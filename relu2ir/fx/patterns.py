@@ -66,7 +66,7 @@ def patterns(specs: Iterable[OpSpec], exact: bool = False) -> list[Pattern]:
         if pattern.size > 1 and (spec.exact or not exact):
             found.append(pattern)
             found.extend(Pattern(spec, expr, flaw) for expr, flaw in _lookalikes(pattern.expr))
-    return sorted(found, key=lambda p: (p.flaw is not None, -p.size, p.spec.qualname))
+    return sorted(found, key=lambda p: (p.flaw is not None, -p.size, len(p.spec.inputs), p.spec.qualname))
 
 
 def canonical(expr: Expr) -> Expr:

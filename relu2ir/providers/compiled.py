@@ -136,7 +136,7 @@ def _refuses_definition(spec: OpSpec) -> str | None:
     forward = spec.forward or spec
     compiled = extension.definitions()
     if spec.namespace != DEFAULT_NAMESPACE or forward.name not in compiled:
-        return f"not compiled: {forward.qualname} is not in the extension"
+        return f"not compiled: {forward.qualname} is not in the extension; for an op of ops.yaml run pip install ."
     if compiled[forward.name] != forward.hash:
         return f"built from another definition of {forward.name}; run pip install ."
     return None
