@@ -167,6 +167,17 @@ def test_functions_that_only_read_their_statistics_are_not() -> None:
     assert reasons(evaluated) == reasons(looked_up) == ["gated"]
 
 
+def test_statistics_written_elsewhere_cost_no_site() -> None:
+    def normed(x, weight, mean, var):  # type: ignore[no-untyped-def]
+        h = F.batch_norm(x, mean, var, training=True)
+        return F.batch_norm((F.relu(h) + 1) @ weight, mean, var, training=True)
+
+    def multiplied(x, weight, mean, var):  # type: ignore[no-untyped-def]
+        return F.batch_norm(F.relu(x @ weight) + 1, mean, var, training=True)
+
+    assert reasons(normed) == reasons(multiplied) == ["shifted"]
+
+
 class Inner(nn.Module):
     """A module of a user's, which may write to its own tensors and may return them."""
 

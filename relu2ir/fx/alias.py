@@ -28,6 +28,8 @@ _FRESH = {
     "conv1d",
     "conv2d",
     "conv3d",
+    "batch_norm",
+    "instance_norm",
     "layer_norm",
     "rms_norm",
     "embedding",
@@ -119,6 +121,8 @@ class Aliases:
             composite = node.target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
             views = any(result.alias_info is not None for result in schema.returns)
             return schema.name.removeprefix("aten::") in _FRESH or not (composite or views)
+        if node.target is operator.matmul:
+            return True
         return (node.target if node.op == "call_method" else _torch_name(node.target)) in _FRESH
 
     def _written(self, node: Node) -> list[Node]:
