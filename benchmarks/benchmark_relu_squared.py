@@ -42,9 +42,8 @@ def main() -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, args.dtype)
     custom = custom_providers(device)
-    print(
-        f"{machine(device, args.dtype)['device']}, torch {torch.__version__}, {args.dtype}; providers: {', '.join(custom)}"
-    )
+    about = machine(device, args.dtype)
+    print(f"{about['device']}, torch {about['torch']}, {args.dtype}; providers: {', '.join(custom)}")
     rows = []
     for index, shape in enumerate(grid := GPU_GRID if device == "cuda" else CPU_GRID):
         print(f".. {index + 1}/{len(grid)} {shape}", file=sys.stderr, flush=True)
@@ -57,7 +56,7 @@ def main() -> int:
         rows.append(row)
     print(table(rows))
     if args.out:
-        write(args.out, f"relu_squared_{device}_{args.dtype}", rows, machine(device, args.dtype))
+        write(args.out, f"relu_squared_{device}_{args.dtype}", rows, about)
     return 0
 
 
