@@ -16,6 +16,7 @@ from relu2ir.errors import ProviderError
 from relu2ir.guards import not_plain
 from relu2ir.layout import logical_shape
 from relu2ir.overrides import active
+from relu2ir.providers.compiled import MAX_DIMS
 from relu2ir.registry import Imagined, Provider, choose, explain, provider, refusal, requested
 from relu2ir.spec import OpSpec
 
@@ -29,8 +30,6 @@ class Choice(NamedTuple):
     recorded: Kernel
 
 
-# A choice is kept for tensors of so many dimensions; csrc/plan.h takes no more.
-USUAL_DIMS = 16
 MOST_CHOICES = 1000
 
 # One table per op, cleared when providers or overrides of the process change.
@@ -99,8 +98,9 @@ def opaque(spec: OpSpec, chosen: Provider) -> Kernel:
 def _choice(spec: OpSpec, tensors: Sequence[torch.Tensor], providers: str | None) -> Choice:
     first = tensors[0]
     # Operands that differ from the first are rare: they are decided anew, and mostly fall to native, which promotes.
+    # So are ranks that a kernel may refuse: a choice is kept by dtype and device alone.
     alike = all(t.dtype == first.dtype and t.device == first.device and t.shape == first.shape for t in tensors[1:])
-    if providers is not None or not alike or first.dim() > USUAL_DIMS:
+    if providers is not None or not alike or first.dim() > MAX_DIMS:
         return _chosen(spec, choose(spec, *tensors, providers=providers), tensors)
     key, choices = (active(), first.dtype, first.device), table(spec)
     if key not in choices:
