@@ -6,6 +6,7 @@ Reading a file is `specfile.py`; this module is the value that comes out.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -13,7 +14,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from relu2ir.ir.expr import Call, Expr, Name, format_number, postorder
+from relu2ir.ir.expr import Call, Const, Expr, Name, format_number, postorder
 from relu2ir.ir.gradient import gradient
 from relu2ir.ir.primitives import PRIMITIVES
 
@@ -24,12 +25,25 @@ class Layout(str, Enum):
     """How the scalar names of an input lie in its tensor.
 
     ``plain``: one name, the element itself. ``halves``: two names, ``x.chunk(2, -1)``. ``pairs``: two names,
-    ``x[..., 0::2]`` and ``x[..., 1::2]``.
+    ``x[..., 0::2]`` and ``x[..., 1::2]``. ``vector``: one name, one element per column, the same in every row.
+    ``scalar``: one name, the tensor's only element.
     """
 
     plain = "plain"
     halves = "halves"
     pairs = "pairs"
+    vector = "vector"
+    scalar = "scalar"
+
+    @property
+    def packed(self) -> bool:
+        """Whether the tensor holds two parts side by side."""
+        return self in (Layout.halves, Layout.pairs)
+
+    @property
+    def broadcast(self) -> bool:
+        """Whether the tensor is read again and again: its shape is not the op's."""
+        return self in (Layout.vector, Layout.scalar)
 
 
 @dataclass(frozen=True)
@@ -41,8 +55,9 @@ class Input:
     parts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        packed = self.layout is not Layout.plain
-        return f"{self.name}: {self.layout.value}[{', '.join(self.parts)}]" if packed else self.name
+        if self.layout.packed:
+            return f"{self.name}: {self.layout.value}[{', '.join(self.parts)}]"
+        return f"{self.name}: {self.layout.value}" if self.layout.broadcast else self.name
 
 
 @dataclass(frozen=True)
@@ -140,23 +155,33 @@ class OpSpec:
     def exact(self) -> bool:
         """Whether fusing changes no bit: no value is rounded before the last operation rounds it.
 
-        True when every operation below the root gives, in any type, a value that needs no rounding (relu, neg, where).
+        True when every operation is correctly rounded and reads only values that are exact in any type: elements,
+        results of relu, neg, where and their like, numbers of few digits. A param may have any digits.
         """
-        inner = (arg for node in postorder(self.exprs) for arg in node.args)  # an output may be read by another one
-        return not any(PRIMITIVES[arg.primitive].rounds for arg in inner if isinstance(arg, Call))
+        nodes = postorder(self.exprs)
+        read = {arg for node in nodes for arg in node.args}  # an output may be read by another one
+        return all(
+            PRIMITIVES[node.primitive].correctly_rounded and not (node in read and PRIMITIVES[node.primitive].rounds)
+            if isinstance(node, Call)
+            else node.name not in self.params
+            if isinstance(node, Name)
+            else _is_short(node)
+            for node in nodes
+        )
 
     @cached_property
     def backward(self) -> OpSpec:
-        """The gradient op: the arriving gradient and the inputs in, one tensor laid out like each input out."""
+        """The gradient op: the arriving gradient and the inputs in, and out one tensor laid out like each input.
+
+        The gradient of a broadcast input comes out with the op's own shape, to be summed; where another output holds
+        the same values (x and bias of x + bias), that one serves both: see `gradient_outputs`.
+        """
         assert self.forward is None, "from the second derivative on, plain PyTorch runs"
-        terms = iter(gradient([(self.expr, Name(GRAD))], self.parts))
         return OpSpec(
             namespace=self.namespace,
             name=f"{self.name}_backward",
             inputs=(Input(GRAD, parts=(GRAD,)), *self.inputs),
-            outputs=tuple(
-                Output(input.name, input.layout, tuple(next(terms) for _ in input.parts)) for input in self.inputs
-            ),
+            outputs=tuple(dict.fromkeys(self._gradients)),
             params=self.params,
             doc=f"The gradient of {self.name}.",
             tolerance=self.tolerance,
@@ -164,6 +189,29 @@ class OpSpec:
             file=self.file,
         )
 
+    @cached_property
+    def _gradients(self) -> tuple[Output, ...]:
+        """For each input the output of `backward` that holds its gradient."""
+        terms = iter(gradient([(self.expr, Name(GRAD))], self.parts))
+        found: list[Output] = []
+        for input in self.inputs:
+            exprs = tuple(next(terms) for _ in input.parts)
+            layout = Layout.plain if input.layout.broadcast else input.layout
+            same = [output for output in found if (output.layout, output.exprs) == (layout, exprs)]
+            found.append(same[0] if same and input.layout.broadcast else Output(input.name, layout, exprs))
+        return tuple(found)
+
+    @cached_property
+    def gradient_outputs(self) -> tuple[int, ...]:
+        """For each input the index of the output of `backward` that is, once summed to its shape, its gradient."""
+        return tuple(self.backward.outputs.index(output) for output in self._gradients)
+
     @property
     def with_backward(self) -> tuple[OpSpec, OpSpec]:
         return self, self.backward
+
+
+def _is_short(constant: Expr) -> bool:
+    """Whether a number is exact in every type: bfloat16 holds 8 bits, float16 ends at 65504 and begins at 2**-24."""
+    value = abs(constant.value) if isinstance(constant, Const) else math.nan
+    return value == 0 or (2.0**-16 <= value < 2.0**16 and (value / 2.0 ** (math.frexp(value)[1] - 8)).is_integer())

@@ -23,7 +23,8 @@ from relu2ir.yamltree import YamlTree
 
 FILE_KEYS = ("namespace", "platforms", "ops")
 OP_KEYS = ("doc", "source", "inputs", "params", "expr", "tolerance")
-PACKED = tuple(layout.value for layout in Layout if layout is not Layout.plain)
+PACKED = tuple(layout.value for layout in Layout if layout.packed)
+BROADCAST = tuple(layout.value for layout in Layout if layout.broadcast)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 DEFAULT_NAMESPACE = "relu2ir"
 MAX_EXCERPT = 200
@@ -32,6 +33,10 @@ ARITHMETIC = ("neg", "add", "sub", "mul", "div")
 
 _NAME = re.compile(r"[a-z](?:[a-z0-9_]*[a-z0-9])?", re.ASCII)
 _NAME_RULE = "use lower-case letters, digits and '_', beginning with a letter and not ending in '_'"
+_BOUNDS = (
+    "minimum and maximum are of two tensors, clamp is between two numbers, clamp_min(x, low) and clamp_max(x, high) take "
+    "either"
+)
 # Words that generated code and calls use themselves (v0, grad, provider, ...), that torch.ops has as attributes (name,
 # higher_order, loaded_libraries), or that C++ keeps; Python's and the primitives come on top.
 _RESERVED = re.compile(
@@ -140,7 +145,7 @@ def _op(tree: YamlTree, namespace: str, name: str, key: yaml.Node, node: yaml.No
 
 
 def _inputs(tree: YamlTree, node: yaml.Node, where: str, scope: _Scope) -> list[Input]:
-    """``[x, y]``, or a mapping for packed ones: ``{x: {halves: [gate, up]}, y: }``."""
+    """``[x, y]``, or a mapping where layouts are needed: ``{x: {halves: [gate, up]}, y: , bias: vector}``."""
     if isinstance(node, yaml.SequenceNode):
         inputs = [Input(name, parts=(name,)) for name, item in tree.names(node, where, "'inputs'")]
         for input, item in zip(inputs, node.value, strict=False):
@@ -148,15 +153,22 @@ def _inputs(tree: YamlTree, node: yaml.Node, where: str, scope: _Scope) -> list[
     else:
         inputs = []
         for name, key, value in tree.entries(node, where, "'inputs'"):
-            inputs.append(_packed(tree, name, key, value, f"{where}.{name}", scope))
+            inputs.append(_input(tree, name, key, value, f"{where}.{name}", scope))
+        if inputs and inputs[0].layout.broadcast:
+            tree.problem(node, where, "the first input gives the op its shape; put one that is not broadcast first")
     if not inputs and not tree.problems:
         tree.problem(node, where, "an op needs at least one input")
     return inputs
 
 
-def _packed(tree: YamlTree, name: str, key: yaml.Node, node: yaml.Node, where: str, scope: _Scope) -> Input:
-    if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
+def _input(tree: YamlTree, name: str, key: yaml.Node, node: yaml.Node, where: str, scope: _Scope) -> Input:
+    if isinstance(node, yaml.ScalarNode):
         _declare(tree, scope, name, key, where, "an input")
+        if node.tag == "tag:yaml.org,2002:null":
+            return Input(name, parts=(name,))
+        if node.value in BROADCAST:
+            return Input(name, Layout(node.value), (name,))
+        tree.problem(node, where, f"unknown layout '{node.value}' of input '{name}'{suggestion(node.value, BROADCAST)}")
         return Input(name, parts=(name,))
     _check_name(tree, key, name, where, "an input")
     found = tree.fields(node, where, f"input '{name}'", PACKED)
@@ -224,19 +236,32 @@ def _expr(tree: YamlTree, node: yaml.Node, op: str, where: str, scope: _Scope | 
 
 
 def _check_calls(expr: Expr, text: str, inputs: Collection[str]) -> None:
-    """ExprError for a call that reads no input: in plain PyTorch it would run on Python numbers, and lose the dtype."""
+    """ExprError for a call on numbers where torch takes tensors, or the reverse: plain PyTorch could not run it."""
 
     def visit(node: Expr, args: list[bool]) -> bool:
-        if isinstance(node, Call) and node.primitive not in ARITHMETIC:
-            values = args[1:] if node.primitive == "where" else args
-            if not any(values):
-                what = (
-                    f"the values of '{node}' read no input" if node.primitive == "where" else f"'{node}' reads no input"
-                )
-                raise ExprError(f"{what}; write a number or a param in its place", 0, len(text))
+        if isinstance(node, Call):
+            problem = _operand_problem(node, args)
+            if problem:
+                raise ExprError(problem, 0, len(text))
         return any(args) or (isinstance(node, Name) and node.name in inputs)
 
     fold([expr], visit)
+
+
+def _operand_problem(node: Call, reads: Sequence[bool]) -> str | None:
+    """What is wrong with the operands of ``node``, of which each ``reads`` an input of the op or is a number."""
+    row = PRIMITIVES[node.primitive]
+    if node.primitive == "where":
+        if reads[0] and not any(reads[1:]):
+            return f"the values of '{node}' read no input; write a number or a param in its place"
+    elif not any(reads) and node.primitive not in ARITHMETIC and not row.is_condition:
+        return f"'{node}' reads no input; write a number or a param in its place"
+    for name, arg, reading in zip(row.args, node.args, reads):
+        if name in row.tensors and not reading:
+            return f"'{arg}' in '{node}' reads no input; {_BOUNDS}"
+        if name in row.numbers and reading:
+            return f"'{arg}' in '{node}' reads an input; {_BOUNDS}"
+    return None
 
 
 def _expr_problem(tree: YamlTree, node: yaml.Node, op: str, where: str, error: ExprError) -> None:

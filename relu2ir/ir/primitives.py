@@ -11,47 +11,88 @@ not ``where(x > 0, grad, 0)``), and is 0 at 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Primitive:
-    """One row: ``torch`` is the dotted path of its meaning, ``gradient`` one expression per argument (None: none).
+    """One row: ``torch`` is the dotted path of its meaning, called with ``keywords``; ``gradient`` one expression per
+    argument (None: none). Of the arguments, ``tensors`` must read an input of the op and ``numbers`` must not.
 
     ``rounds`` is False when the result in a half type is exact given its inputs, so that rounding it changes nothing:
-    an op all of whose intermediate results are such is bit-equal fused or not.
+    an op all of whose intermediate results are such is bit-equal fused or not. ``correctly_rounded`` is False where torch
+    itself, or a kernel, may be an ulp or two from the nearest number.
     """
 
     name: str
     args: tuple[str, ...]
     torch: str
     gradient: tuple[str | None, ...]
+    keywords: Mapping[str, str] = field(default_factory=dict)
+    tensors: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
     rounds: bool = True
+    correctly_rounded: bool = True
     is_condition: bool = False
 
 
-def _row(name: str, args: str, torch: str, *gradient: str | None, **flags: bool) -> tuple[str, Primitive]:
-    return name, Primitive(name, tuple(args.split()), torch, gradient, **flags)
+def _row(name: str, args: str, torch: str, *gradient: str | None, **more: Any) -> tuple[str, Primitive]:
+    return name, Primitive(name, tuple(args.split()), torch, gradient, **more)
 
+
+_EXACT: dict[str, Any] = {"rounds": False}
+_APPROXIMATE: dict[str, Any] = {"correctly_rounded": False}
+_ONE_BOUND: dict[str, Any] = {"rounds": False, "tensors": ("x",)}
+_BOTH: dict[str, Any] = {"rounds": False, "tensors": ("a", "b")}
+
+_U = "1.5957691216057308 * (x + 0.044715 * (x * x * x))"  # 2 * sqrt(2 / pi) * (x + 0.044715 x^3)
 
 PRIMITIVES: dict[str, Primitive] = dict([
     # ** 1 -- operators **
-    _row("neg", "x", "torch.neg", "-grad", rounds=False),
+    _row("neg", "x", "torch.neg", "-grad", **_EXACT),
     _row("add", "a b", "torch.add", "grad", "grad"),
     _row("sub", "a b", "torch.sub", "grad", "-grad"),
     _row("mul", "a b", "torch.mul", "grad * b", "grad * a"),
     _row("div", "a b", "torch.div", "grad / b", "-grad * (a / b / b)"),
     # ** 2 -- choice **
-    _row("lt", "a b", "torch.lt", None, None, rounds=False, is_condition=True),
-    _row("le", "a b", "torch.le", None, None, rounds=False, is_condition=True),
-    _row("gt", "a b", "torch.gt", None, None, rounds=False, is_condition=True),
-    _row("ge", "a b", "torch.ge", None, None, rounds=False, is_condition=True),
-    _row("where", "c a b", "torch.where", None, "where(c, grad, 0)", "where(c, 0, grad)", rounds=False),
-    # ** 3 -- powers **
+    _row("lt", "a b", "torch.lt", None, None, is_condition=True, **_EXACT),
+    _row("le", "a b", "torch.le", None, None, is_condition=True, **_EXACT),
+    _row("gt", "a b", "torch.gt", None, None, is_condition=True, **_EXACT),
+    _row("ge", "a b", "torch.ge", None, None, is_condition=True, **_EXACT),
+    _row("where", "c a b", "torch.where", None, "where(c, grad, 0)", "where(c, 0, grad)", **_EXACT),
+    # Where both are equal, each gets half.
+    _row("minimum", "a b", "torch.minimum", "where(a > b, 0, where(a >= b, grad / 2, grad))",
+         "where(a < b, 0, where(a <= b, grad / 2, grad))", **_BOTH),
+    _row("maximum", "a b", "torch.maximum", "where(a < b, 0, where(a <= b, grad / 2, grad))",
+         "where(a > b, 0, where(a >= b, grad / 2, grad))", **_BOTH),
+    # At a bound all goes to x. NaN gets none, as in torch.
+    _row("clamp_min", "x low", "torch.clamp_min", "where(x >= low, grad, 0)", "where(x < low, grad, 0)", **_ONE_BOUND),
+    _row("clamp_max", "x high", "torch.clamp_max", "where(x <= high, grad, 0)", "where(x > high, grad, 0)", **_ONE_BOUND),
+    _row("clamp", "x low high", "torch.clamp", "where(x >= low, where(x <= high, grad, 0), 0)", None, None,
+         numbers=("low", "high"), **_ONE_BOUND),
+    _row("abs", "x", "torch.abs", "where(x > 0, grad, where(x < 0, -grad, 0 * grad))", **_EXACT),
+    # ** 3 -- powers and exponentials **
     _row("square", "x", "torch.square", "grad * (2 * x)"),
-    _row("sqrt", "x", "torch.sqrt", "grad / (2 * sqrt(x))"),
+    # MKL's float32 root misses by 1 ulp in one of 35,000 (torch 2.13, CPU).
+    _row("sqrt", "x", "torch.sqrt", "grad / (2 * sqrt(x))", **_APPROXIMATE),
+    _row("exp", "x", "torch.exp", "grad * exp(x)", **_APPROXIMATE),
+    _row("expm1", "x", "torch.expm1", "grad * (expm1(x) + 1)", **_APPROXIMATE),
+    _row("tanh", "x", "torch.tanh", "grad * (1 - square(tanh(x)))", **_APPROXIMATE),
+    _row("erf", "x", "torch.erf", "grad * (1.1283791670955126 * exp(-square(x)))", **_APPROXIMATE),
+    _row("erfc", "x", "torch.special.erfc", "grad * (-1.1283791670955126 * exp(-square(x)))", **_APPROXIMATE),
     # ** 4 -- activations **
-    _row("relu", "x", "torch.relu", "where(x <= 0, 0, grad)", rounds=False),
-    _row("sigmoid", "x", "torch.sigmoid", "grad * (1 - sigmoid(x)) * sigmoid(x)"),
-    _row("silu", "x", "torch.nn.functional.silu", "grad * sigmoid(x) * (1 + x * (1 - sigmoid(x)))"),
+    _row("relu", "x", "torch.relu", "where(x <= 0, 0, grad)", **_EXACT),
+    _row("sigmoid", "x", "torch.sigmoid", "grad * (1 - sigmoid(x)) * sigmoid(x)", **_APPROXIMATE),
+    _row("silu", "x", "torch.nn.functional.silu", "grad * sigmoid(x) * (1 + x * (1 - sigmoid(x)))", **_APPROXIMATE),
+    # log(1 + exp(x)); from 20 on x itself, as in torch, which in float64 is 1e-10 off there.
+    _row("softplus", "x", "torch.nn.functional.softplus", "where(x > 20, grad, grad * sigmoid(x))", **_APPROXIMATE),
+    # By erfc, not 1 + erf: from -5.5 down that sum is 0 in float32.
+    _row("gelu", "x", "torch.nn.functional.gelu",
+         "grad * (0.5 * erfc(x * -0.7071067811865476) + x * (exp(-0.5 * square(x)) * 0.3989422804014327))", **_APPROXIMATE),
+    # 1 + tanh(u) is 2 * sigmoid(2 * u), which does not cancel.
+    _row("gelu_tanh", "x", "torch.nn.functional.gelu",
+         f"grad * (sigmoid({_U}) + x * sigmoid({_U}) * (1 - sigmoid({_U})) * (1.5957691216057308 * (1 + 0.134145 * square(x))))",
+         keywords={"approximate": "tanh"}, **_APPROXIMATE),
 ])  # fmt: skip

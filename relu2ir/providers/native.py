@@ -12,21 +12,27 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from relu2ir.ir.emit import Target, emit, used_names
-from relu2ir.ir.expr import OPERATORS, format_number
-from relu2ir.ir.primitives import PRIMITIVES
+from relu2ir.ir.expr import OPERATORS, Call, Expr, Name, fold, format_number
+from relu2ir.ir.primitives import PRIMITIVES, Primitive
 from relu2ir.registry import Provider
 from relu2ir.spec import Layout, OpSpec, Output
 
 if TYPE_CHECKING:
     import torch
 
-# Operators, not functions: they take a Python number on either side.
-TEMPLATES = {
-    name: f"{{0}} {OPERATORS[name][0]} {{1}}"
-    if name in OPERATORS
-    else f"{row.torch}({', '.join(f'{{{i}}}' for i in range(len(row.args)))})"
-    for name, row in PRIMITIVES.items()
-} | {"neg": "-{0}"}
+
+def _called(row: Primitive) -> str:
+    keywords = [f"{keyword}={value!r}" for keyword, value in row.keywords.items()]
+    return f"{row.torch}({', '.join([*(f'{{{i}}}' for i in range(len(row.args))), *keywords])})"
+
+
+# Operators, not functions: they take a Python number on either side. A choice by numbers is made in Python.
+BY_NUMBERS = "where by numbers"
+TEMPLATES = (
+    {name: _called(row) for name, row in PRIMITIVES.items()}
+    | {name: f"{{0}} {symbol} {{1}}" for name, (symbol, _) in OPERATORS.items()}
+    | {"neg": "-{0}", BY_NUMBERS: "({1} if {0} else {2})"}
+)
 TARGET = Target("native", TEMPLATES, constant=lambda value: _constant(value), statement="    {name} = {value}")
 
 _UNPACK = {
@@ -48,11 +54,11 @@ def _constant(value: float) -> str:
 
 def source(spec: OpSpec) -> str:
     """The Python function that computes ``spec`` with torch: tensors in order, then params."""
-    statements, held = emit(spec.exprs, TARGET)
+    statements, held = emit(_choosing(spec), TARGET)
     unpack = [
         _UNPACK[input.layout].format(parts=", ".join(input.parts), x=input.name)
         for input in spec.inputs
-        if input.layout is not Layout.plain
+        if input.layout.packed
     ]
     values, results = iter(held), []
     for output in spec.outputs:
@@ -62,11 +68,26 @@ def source(spec: OpSpec) -> str:
     return "\n".join([f"def {spec.name}({arguments}):", *unpack, *statements, f"    return {', '.join(results)}", ""])
 
 
+def _choosing(spec: OpSpec) -> list[Expr]:
+    """The op's expressions, with each choice that depends on params alone marked as one."""
+
+    def visit(node: Expr, args: list[tuple[Expr, bool]]) -> tuple[Expr, bool]:
+        reads = any(below for _, below in args) or (isinstance(node, Name) and node.name in spec.parts)
+        if not isinstance(node, Call):
+            return node, reads
+        by_numbers = node.primitive == "where" and not args[0][1]
+        return Call(BY_NUMBERS if by_numbers else node.primitive, tuple(arg for arg, _ in args)), reads
+
+    found = fold(spec.exprs, visit)
+    return [found[expr][0] for expr in spec.exprs]
+
+
 def _shaped(spec: OpSpec, output: Output, index: int, value: str) -> str:
     """``value``, filled out to a tensor where it depends on no input, as ``where(x > 0, y, 1)`` does on x."""
     if set(used_names([output.exprs[index]])) & set(spec.parts):
         return value
-    like = next((input.parts[index] for input in spec.inputs if input.name == output.name), spec.parts[0])
+    named = (input for input in spec.inputs if input.name == output.name and not input.layout.broadcast)
+    like = next((input.parts[index] for input in named), spec.parts[0])
     return f"torch.full_like({like}, {value})"
 
 
