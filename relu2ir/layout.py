@@ -46,6 +46,13 @@ def logical_shape(layout: Layout, shape: Sequence[int]) -> tuple[int, ...] | Non
     return (*shape[:-1], shape[-1] // 2) if len(shape) > 0 and shape[-1] % 2 == 0 else None
 
 
+def is_broadcast_to(layout: Layout, shape: Sequence[int], logical: Sequence[int]) -> bool:
+    """Whether a `vector` or `scalar` operand of this shape can serve an op of the ``logical`` shape."""
+    if layout is Layout.vector:
+        return len(logical) > 0 and tuple(shape) == (logical[-1],)
+    return tuple(shape) in ((), (1,))
+
+
 def loops(layouts: Sequence[Layout], places: Sequence[Place]) -> Loops | None:
     """The loops over the operands of these layouts, none empty; None when more than two are needed.
 

@@ -8,16 +8,18 @@ round once: an op of correctly rounded operations has one right answer, down to 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 
+from relu2ir.ir.emit import expanded
 from relu2ir.ir.expr import Call, Const, Expr, Name, fold, postorder
 from relu2ir.ir.parse import parse
 from relu2ir.ir.primitives import PRIMITIVES
-from relu2ir.spec import Layout, OpSpec
+from relu2ir.spec import Layout, OpSpec, Output
 
 WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 
@@ -44,21 +46,24 @@ def evaluate(expr: Expr, values: Mapping[str, torch.Tensor], dtype: torch.dtype)
 
 
 def reference(spec: OpSpec) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """The op as it is meant: computed in the wider type and rounded once; one result per output."""
+    """The op as it is meant: computed in the wider type, stably, and rounded once; one result per output."""
 
     def run(*args: Any) -> tuple[torch.Tensor, ...]:
         dtype = args[0].dtype
-        return tuple(value.to(dtype) for value in _outputs(spec, args, WIDER.get(dtype, dtype)))
+        outputs = [replace(output, exprs=tuple(expanded(output.exprs))) for output in spec.outputs]
+        return tuple(value.to(dtype) for value in _outputs(spec, args, WIDER.get(dtype, dtype), outputs))
 
     return run
 
 
-def _outputs(spec: OpSpec, args: Sequence[Any], dtype: torch.dtype) -> list[torch.Tensor]:
+def _outputs(
+    spec: OpSpec, args: Sequence[Any], dtype: torch.dtype, outputs: Sequence[Output] | None = None
+) -> list[torch.Tensor]:
     values = scalars(spec, args, dtype)
     shape = values[spec.parts[0]].shape
     return [
         packed(output.layout, [evaluate(expr, values, dtype).expand(shape) for expr in output.exprs])
-        for output in spec.outputs
+        for output in outputs or spec.outputs
     ]
 
 
@@ -88,7 +93,8 @@ def packed(layout: Layout, parts: Sequence[torch.Tensor]) -> torch.Tensor:
 def rounding_errors(spec: OpSpec, args: Sequence[Any], dtype: torch.dtype) -> list[torch.Tensor]:
     """How far from the exact result an evaluation in ``dtype`` may be, per output, to first order, in float64.
 
-    Each operation that rounds adds 2 ulp of its result, and hands on what its arguments bring, by its derivative.
+    Each operation that rounds adds 1 ulp of its result, 2 where it is not correctly rounded, and hands on what its
+    arguments bring, by its derivative.
     """
     eps, least = torch.finfo(dtype).eps, smallest(dtype)
     values = scalars(spec, args, torch.float64)
@@ -102,7 +108,7 @@ def rounding_errors(spec: OpSpec, args: Sequence[Any], dtype: torch.dtype) -> li
         assert isinstance(node, Call)
         row = PRIMITIVES[node.primitive]
         value = torch_function(node.primitive)(*(value for value, _ in args))
-        error = value.abs() * (2 * eps) + least if row.rounds else 0 * one
+        error = value.abs() * (eps if row.correctly_rounded else 2 * eps) + least if row.rounds else 0 * one
         scope = dict(zip(row.args, (value for value, _ in args))) | {"grad": one}
         for rule, (_, brought) in zip(row.gradient, args):
             if rule is not None:
@@ -110,9 +116,10 @@ def rounding_errors(spec: OpSpec, args: Sequence[Any], dtype: torch.dtype) -> li
                 error = error + (slope * brought).nan_to_num(0.0)
         return value, error.nan_to_num(0.0)
 
-    found = fold(spec.exprs, visit)
+    found = fold(expanded(spec.exprs), visit)
     shape = values[spec.parts[0]].shape
-    return [packed(out.layout, [found[expr][1].expand(shape) for expr in out.exprs]) for out in spec.outputs]
+    written = [expanded(output.exprs) for output in spec.outputs]
+    return [packed(out.layout, [found[e][1].expand(shape) for e in es]) for out, es in zip(spec.outputs, written)]
 
 
 def smallest(dtype: torch.dtype) -> float:

@@ -34,13 +34,13 @@ ARITHMETIC = ("neg", "add", "sub", "mul", "div")
 _NAME = re.compile(r"[a-z](?:[a-z0-9_]*[a-z0-9])?", re.ASCII)
 _NAME_RULE = "use lower-case letters, digits and '_', beginning with a letter and not ending in '_'"
 _BOUNDS = (
-    "minimum and maximum are of two tensors, clamp is between two numbers, clamp_min(x, low) and clamp_max(x, high) take "
-    "either"
+    "minimum and maximum are of two tensors, clamp is between two numbers, clamp_min(x, low) and clamp_max(x, high) "
+    "take either"
 )
 # Words that generated code and calls use themselves (v0, grad, provider, ...), that torch.ops has as attributes (name,
 # higher_order, loaded_libraries), or that C++ keeps; Python's and the primitives come on top.
 _RESERVED = re.compile(
-    r"v\d+|grad|self|in|out|params|torch|tl|provider|name|higher_order|loaded_libraries|"
+    r"v\d+|grad|self|in|out|params|torch|tl|std|provider|name|higher_order|loaded_libraries|"
     r"alignas|alignof|and_eq|asm|auto|bitand|bitor|bool|case|catch|char|char8_t|char16_t|char32_t|co_await|co_return|"
     r"co_yield|compl|concept|const|const_cast|consteval|constexpr|constinit|decltype|default|delete|do|double|"
     r"dynamic_cast|enum|explicit|export|extern|false|float|friend|goto|inline|int|long|mutable|namespace|new|noexcept|"

@@ -22,7 +22,8 @@ def expressions(constants: st.SearchStrategy[float]) -> st.SearchStrategy[Expr]:
 
     def extend(inner: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
         def call(primitive: str) -> st.SearchStrategy[Expr]:
-            args: list[Any] = [inner] * len(PRIMITIVES[primitive].args)
+            row = PRIMITIVES[primitive]
+            args: list[Any] = [constants.map(Const) if name in row.numbers else inner for name in row.args]
             if primitive == "where":
                 compare = st.builds(Call, st.sampled_from(_CONDITIONS), st.tuples(inner, inner))
                 args = [compare, inner, inner]

@@ -19,6 +19,7 @@ from relu2ir.fx.patterns import patterns
 from relu2ir.fx.rewrite import raise_ops
 from relu2ir.fx.spellings import ROWS
 from relu2ir.ir.primitives import PRIMITIVES
+from relu2ir.oracle import torch_function
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 OP = "relu2ir::relu_squared"
@@ -453,18 +454,23 @@ def test_every_primitive_has_spellings() -> None:
 
 @pytest.mark.parametrize("name", [n for n in ROWS if n not in ("where", "pow")])
 def test_every_spelling_of_a_primitive_computes_it(name: str) -> None:
-    arity = len(ROWS[name].parameters)
-    operands = [torch.tensor([0.5, 2.0, 3.0]), torch.tensor([2.0, 2.0, 0.25])][:arity]
-    expected = operator.attrgetter(PRIMITIVES[name].torch.removeprefix("torch."))(torch)(*operands)
-    for function in ROWS[name].functions:
-        scalar = "Scalar" in str(function)
-        given = [operands[0], 2.0] if scalar else operands
-        wanted = operator.attrgetter(PRIMITIVES[name].torch.removeprefix("torch."))(torch)(*given)
-        assert torch.equal(function(*given), wanted), function
-    for method in ROWS[name].methods:
-        assert torch.equal(getattr(operands[0], method)(*operands[1:]), expected), method
-    for module in ROWS[name].modules:
-        assert torch.equal(module()(*operands), expected), module
+    row, meaning = ROWS[name], torch_function(name)
+    x, y, z = torch.tensor([0.5, 2.0, 3.0]), torch.tensor([2.0, 2.0, 0.25]), torch.tensor([2.5, 3.0, 0.5])
+    tensors, numbers = [x, y, z][: len(row.parameters)], [x, 0.75, 2.5][: len(row.parameters)]
+    settings = {key: value for key, (default, value) in row.settings.items() if value != default}
+    for function in row.functions:
+        bounds = name.startswith("clamp") and str(function).endswith(".default")
+        given = numbers if bounds or "Scalar" in str(function) else tensors
+        assert torch.equal(function(*given, **settings), meaning(*given)), function
+    for method in row.methods:
+        assert torch.equal(getattr(x, method)(*tensors[1:]), meaning(*tensors)), method
+    for module in row.modules:
+        assert torch.equal(module(**settings)(*tensors), meaning(*tensors)), module
+    for function in row.inplace:
+        given = numbers if "Scalar" in str(function) or "default" in str(function) else tensors
+        written = x.clone()
+        assert torch.equal(function(written, *given[1:]), meaning(*given)), function
+        assert torch.equal(written, meaning(*given)), function
 
 
 def chain(length: int) -> fx.GraphModule:

@@ -27,7 +27,7 @@ WITHOUT_TORCH = 2  # the highest layer that needs no torch
 # The only parts of the pass that know providers: lowering chooses, the backend lowers, a report says what was chosen.
 CHOOSERS = ("fx.lower", "fx.backend", "fx.report")
 # The files of one provider; no provider imports another.
-PROVIDER_FILES = {"triton_loops": "triton"}
+PROVIDER_FILES = {"triton_loops": "triton", "triton_math": "triton"}
 
 
 def modules() -> dict[str, Path]:
@@ -172,7 +172,9 @@ print(*set(sys.modules) - before)
 @pytest.mark.parametrize("target", ["native", "triton", "compiled"])
 def test_every_template_table_has_the_whole_vocabulary_and_nothing_else(target):
     module = __import__(f"relu2ir.providers.{target}", fromlist=["TEMPLATES"])
-    assert set(module.TEMPLATES) == set(PRIMITIVES)
+    # Kernels write a primitive that has a formula by it; plain PyTorch calls its own function.
+    by_formula = {name for name, row in PRIMITIVES.items() if row.formula and target != "native"}
+    assert set(module.TEMPLATES) == set(PRIMITIVES) - by_formula
 
 
 def test_every_primitive_has_a_spelling_in_graphs():

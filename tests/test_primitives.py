@@ -8,6 +8,7 @@ import torch
 from expressions import SPECIAL
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from relu2ir.ir.emit import expanded
 from relu2ir.ir.expr import Call, Name
 from relu2ir.ir.gradient import gradient
 from relu2ir.ir.parse import parse
@@ -105,6 +106,35 @@ def test_a_primitive_marked_rounding_does_round(primitive):
     args = [torch.tensor(column, dtype=torch.bfloat16) for column in columns]
     wide = torch_function(primitive)(*[arg.double() for arg in args])
     assert not torch.equal(wide.nan_to_num(), wide.bfloat16().double().nan_to_num())
+
+
+@pytest.mark.parametrize("primitive", [name for name, row in PRIMITIVES.items() if row.formula])
+def test_a_formula_is_the_primitives_value(primitive):
+    """In float64, by a thousand values and at special ones."""
+    row, args = PRIMITIVES[primitive], [torch.linspace(-8, 8, 1001, dtype=torch.float64)]
+    args += [torch.full_like(args[0], bound) for bound in (-0.5, 1.25)[: len(row.numbers)]]
+    (formula,) = expanded([parse(row.formula)])
+    found = evaluate(formula, dict(zip(row.args, args, strict=True)), torch.float64)
+    torch.testing.assert_close(found, torch_function(primitive)(*args), rtol=1e-9, atol=1e-15)
+    special = arguments(primitive)
+    found = evaluate(formula, dict(zip(row.args, special, strict=True)), torch.float64)
+    torch.testing.assert_close(found, torch_function(primitive)(*special), rtol=1e-14, atol=1e-15, equal_nan=True)
+
+
+EXTREMES = {  # of float64, to 17 digits
+    ("sigmoid", -700.0): 9.85967654375977e-305,
+    ("silu", -700.0): -6.90177358063184e-302,
+    ("softplus", -700.0): 9.85967654375977e-305,
+    ("gelu", -20.0): -5.507248237212468e-88,
+    ("gelu_tanh", -8.0): -3.1077829375011112e-21,
+}
+
+
+@pytest.mark.parametrize(("primitive", "x"), EXTREMES)
+def test_a_formula_holds_far_out_where_torchs_own_form_loses_every_digit(primitive, x):
+    (formula,) = expanded([parse(PRIMITIVES[primitive].formula)])
+    found = evaluate(formula, {"x": torch.tensor(x, dtype=torch.float64)}, torch.float64).item()
+    assert found == pytest.approx(EXTREMES[primitive, x], rel=1e-12)
 
 
 def test_operators_and_calls_cover_the_vocabulary_without_overlap():

@@ -9,9 +9,11 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from relu2ir import specfile
-from relu2ir.ir.expr import Call, Name
+from relu2ir.ir.emit import expanded
+from relu2ir.ir.expr import Call, Const, Expr, Name
 from relu2ir.ir.primitives import PRIMITIVES
 from relu2ir.layout import loops
+from relu2ir.oracle import evaluate
 from relu2ir.providers import native, triton
 from relu2ir.spec import Input, Layout, OpSpec, Output
 
@@ -144,17 +146,21 @@ def test_float64_constants_and_params_are_exact():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("primitive", [name for name, row in PRIMITIVES.items() if not row.is_condition])
 def test_a_primitive_is_its_torch_function(primitive, dtype):
-    args = tuple(map(Name, ("a", "b")[: 1 + (len(PRIMITIVES[primitive].args) > 1)]))
+    row = PRIMITIVES[primitive]
+    args: tuple[Expr, ...] = tuple(map(Name, ("a", "b")[: len(row.args) - len(row.numbers)]))
+    args += (Const(-0.5), Const(1.25))[: len(row.numbers)]
     if primitive == "where":
         args = (Call("lt", (Name("a"), Name("b"))), *args)
-    spec = OpSpec("interpreted", f"only_{primitive}", (Input("a", parts=("a",)), Input("b", parts=("b",)))[: len(args)],
-                  (Output("out", Layout.plain, (Call(primitive, args),)),))  # fmt: skip
+    inputs = (Input("a", parts=("a",)), Input("b", parts=("b",)))[: len(row.args)]
+    spec = OpSpec("interpreted", f"only_{primitive}", inputs, (Output("out", Layout.plain, (Call(primitive, args),)),))
     values = torch.tensor([*SPECIAL, *torch.randn(20)], dtype=dtype)
     operands = [t.contiguous() for t in torch.meshgrid(values, values, indexing="ij")][: len(spec.inputs)]
     # By float64: torch's own float32 square root is not always the nearest number (MKL).
-    found, expected = triton.lower(spec)(*operands), native.lower(spec)(*(t.double() for t in operands)).to(dtype)
-    exact = dtype == torch.float32 and primitive not in ("sigmoid", "silu")
-    rtol = 0 if exact else 2 * torch.finfo(dtype).eps
+    (expr,) = expanded(spec.exprs)
+    wide = evaluate(expr, {"a": operands[0].double(), "b": operands[-1].double()}, torch.float64)
+    found, expected = triton.lower(spec)(*operands), wide.to(dtype)
+    exact = dtype == torch.float32 and (row.correctly_rounded or primitive == "sqrt")
+    rtol = 0 if exact else 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(found, expected, rtol=rtol, atol=0, equal_nan=True)
     if primitive in ("neg", "add", "sub", "mul", "div"):
         assert found.signbit()[~expected.isnan()].equal(expected.signbit()[~expected.isnan()])

@@ -16,10 +16,11 @@ from torch.fx import Graph, Node
 
 from relu2ir.fx.alias import Aliases
 from relu2ir.fx.packing import part_of, value_of
-from relu2ir.fx.patterns import Flaw, Pattern
+from relu2ir.fx.patterns import Flaw, Pattern, power_of
 from relu2ir.fx.spellings import Operand, Spelled, is_number, spelled
 from relu2ir.ir.expr import Call, Const, Expr, Name
-from relu2ir.spec import Layout, OpSpec
+from relu2ir.layout import is_broadcast_to, logical_shape
+from relu2ir.spec import OpSpec
 
 _NO_GAIN = "it must be computed anyway, so fusing would save nothing"
 
@@ -97,7 +98,7 @@ class Matcher:
                 if node in claimed:
                     continue
                 for match in self._matches(pattern, node):
-                    if not claimed.isdisjoint(match.covered):
+                    if not claimed.isdisjoint(match.covered) or not _broadcasts(match):
                         continue
                     flaw = pattern.flaw or match.flaw or self._flaw(match)
                     if flaw is None:
@@ -111,7 +112,7 @@ class Matcher:
 
     def _candidates(self, expr: Expr) -> list[Node]:
         assert isinstance(expr, Call)
-        names = (expr.primitive, "mul", "pow") if expr.primitive == "square" else (expr.primitive,)
+        names = dict.fromkeys((expr.primitive, *(("mul", "pow") if power_of(expr) else ())))
         return [node for name in names for node in self.by_primitive.get(name, [])]
 
     def _matches(self, pattern: Pattern, root: Node) -> Iterator[Match]:
@@ -139,12 +140,15 @@ class Matcher:
                     yield from self._unify_all(expr.args, (rest[0], a), value, grown)
             elif expr.primitive == "square" and primitive.primitive == "mul":
                 yield from self._unify_all(expr.args * 2, primitive.operands, value, grown)
-            elif expr.primitive == "square" and primitive.primitive == "pow":
+            elif primitive.primitive == "pow" and (power := power_of(expr)) is not None:
+                base, exponent = power
                 if isinstance(rest[0], Node):
-                    detail = "pow with a tensor exponent differs in the last bit: write the number 2"
+                    detail = f"pow with a tensor exponent differs in the last bit: write the number {exponent}"
                     grown = replace(grown, flaw=grown.flaw or Flaw("tensor_exponent", detail))
+                elif rest[0] != exponent:
+                    return
                 grown = replace(grown, floating=grown.floating or isinstance(rest[0], float))
-                yield from self._unify_all(expr.args, (a,), value, grown)
+                yield from self._unify_all((base,), (a,), value, grown)
 
     def _unify_all(
         self, exprs: Sequence[Expr], values: Sequence[Operand], reader: Node, match: Match
@@ -174,7 +178,7 @@ class Matcher:
         if not isinstance(value, Node):
             return
         source, packing = value, ()
-        if input.layout is not Layout.plain:
+        if input.layout.packed:
             part = part_of(value)
             if part is None or (part.layout, part.index) != (input.layout, index):
                 return
@@ -248,6 +252,19 @@ class Matcher:
         if any(node in s.operands and not s.by_operator for s in map(match.covered.__getitem__, match.reads)):
             return True
         return node.op == "call_function" and torch.overrides.resolve_name(node.target) is not None
+
+
+def _broadcasts(match: Match) -> bool:
+    """Whether the op's broadcast inputs are known to have the shapes that it declares: x + y may be full tensors."""
+    inputs = match.spec.inputs
+    if not any(input.layout.broadcast for input in inputs):
+        return True
+    values = [value_of(tensor) for tensor in match.tensors]
+    if not all(isinstance(value, torch.Tensor) for value in values):
+        return False
+    shape = logical_shape(inputs[0].layout, values[0].shape)
+    broadcast = [(input, value) for input, value in zip(inputs, values) if input.layout.broadcast]
+    return shape is not None and all(is_broadcast_to(input.layout, value.shape, shape) for input, value in broadcast)
 
 
 def _switches_mode(node: Node) -> bool:

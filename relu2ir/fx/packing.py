@@ -1,4 +1,4 @@
-"""How graphs split a packed tensor: ``x.chunk(2, -1)`` and its kin, read as the parts of a packed input."""
+"""How graphs split a packed tensor: ``x.chunk(2, -1)``, ``x[..., ::2]`` and their kin, read as parts of an input."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from relu2ir.spec import Layout
 aten = torch.ops.aten
 _CHUNK = (torch.chunk, aten.chunk.default, "chunk")
 _SPLIT = (torch.split, aten.split.Tensor, aten.split_with_sizes.default, aten.split.sizes, "split", "split_with_sizes")
+# The first and the second of each pair.
+_PAIRS = [(..., slice(None, None, 2)), (..., slice(0, None, 2)), (..., slice(1, None, 2))]
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,14 @@ class Part:
 
 def part_of(node: Node) -> Part | None:
     """``node`` as a part of a packed tensor, or None."""
-    if node.target is not operator.getitem or not isinstance(node.args[0], Node) or node.args[1] not in (0, 1):
+    if node.target is not operator.getitem or not isinstance(node.args[0], Node):
         return None
     split, index = node.args
+    if index in _PAIRS:
+        width = getattr(value_of(split), "shape", (0,))[-1:]
+        return Part(split, Layout.pairs, _PAIRS.index(index) // 2, (node,)) if width and width[0] % 2 == 0 else None
+    if index not in (0, 1):
+        return None
     source = split.args[0] if split.args else split.kwargs.get("input", split.kwargs.get("self"))
     if not isinstance(source, Node) or not _halves(split, source):
         return None

@@ -82,6 +82,16 @@ def canonical(expr: Expr) -> Expr:
     return fold([expr], visit)[expr]
 
 
+def power_of(expr: Expr) -> tuple[Expr, int] | None:
+    """The base and the exponent of a canonical ``square(a)`` or ``square(a) * a``, which graphs write as powers too."""
+    if not isinstance(expr, Call) or expr.primitive not in ("square", "mul"):
+        return None
+    if expr.primitive == "square":
+        return expr.args[0], 2
+    first, second = expr.args
+    return (second, 3) if first is Call("square", (second,)) else None
+
+
 def _lookalikes(expr: Expr) -> Iterator[tuple[Expr, Flaw]]:
     for lookalike, flaw in LOOKALIKES:
 

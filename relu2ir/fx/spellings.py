@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -27,7 +27,8 @@ class Row:
     ``parameters`` are its operands in order, by their keyword; ``extras`` further positional ones. ``functions`` are
     call_function targets, ``inplace`` those that write into their first operand; ``methods`` are Tensor methods, of
     which the form with ``_`` writes in place, and ``self_at`` says which operand a method is called on. ``modules`` are
-    nn.Module classes without parameters.
+    nn.Module classes without parameters. ``settings`` are arguments, and attributes of modules, by their default and
+    the value that they must have to mean this primitive.
     """
 
     parameters: tuple[str, ...]
@@ -37,6 +38,7 @@ class Row:
     inplace: tuple[Callable[..., Any], ...] = ()
     extras: tuple[str, ...] = ()
     self_at: int = 0
+    settings: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
 
 
 UNARY, BINARY = ("input",), ("input", "other")
@@ -51,6 +53,14 @@ def _comparison(name: str, *names: str) -> Row:
         overload.Scalar,
     )
     return Row(BINARY, functions, (name, *names))
+
+
+def _unary(name: str, *modules: type[nn.Module]) -> Row:
+    functions = (getattr(torch, name), *filter(None, [getattr(torch.special, name, None), getattr(F, name, None)]))
+    overload, inplace = getattr(aten, name), getattr(aten, f"{name}_")
+    return Row(
+        UNARY, (*functions, overload.default), (name,), modules, inplace=(getattr(torch, f"{name}_"), inplace.default)
+    )
 
 
 # "pow" is no primitive: with the number 2 it is a square, with any other `spelled` does not read it.
@@ -99,7 +109,34 @@ ROWS: Mapping[str, Row] = {
         ("pow",),
         inplace=(operator.ipow, aten.pow_.Scalar, aten.pow_.Tensor),
     ),
-    "sqrt": Row(UNARY, (torch.sqrt, aten.sqrt.default), ("sqrt",), inplace=(torch.sqrt_, aten.sqrt_.default)),
+    **{name: _unary(name) for name in ("sqrt", "exp", "expm1", "log1p", "erf", "erfc")},
+    "tanh": _unary("tanh", nn.Tanh),
+    "abs": Row(
+        UNARY,
+        (operator.abs, torch.abs, torch.absolute, aten.abs.default),
+        ("abs", "absolute"),
+        inplace=(torch.abs_, aten.abs_.default),
+    ),
+    "minimum": Row(BINARY, (torch.minimum, aten.minimum.default), ("minimum",)),
+    "maximum": Row(BINARY, (torch.maximum, aten.maximum.default), ("maximum",)),
+    "clamp_min": Row(
+        ("input", "min"),
+        (torch.clamp_min, aten.clamp_min.default, aten.clamp_min.Tensor),
+        ("clamp_min",),
+        inplace=(torch.clamp_min_, aten.clamp_min_.default, aten.clamp_min_.Tensor),
+    ),
+    "clamp_max": Row(
+        ("input", "max"),
+        (torch.clamp_max, aten.clamp_max.default, aten.clamp_max.Tensor),
+        ("clamp_max",),
+        inplace=(torch.clamp_max_, aten.clamp_max_.default, aten.clamp_max_.Tensor),
+    ),
+    "clamp": Row(
+        ("input", "min", "max"),
+        (torch.clamp, torch.clip, aten.clamp.default, aten.clamp.Tensor),
+        ("clamp", "clip"),
+        inplace=(torch.clamp_, torch.clip_, aten.clamp_.default, aten.clamp_.Tensor),
+    ),
     "relu": Row(
         UNARY,
         (torch.relu, F.relu, aten.relu.default),
@@ -108,15 +145,19 @@ ROWS: Mapping[str, Row] = {
         inplace=(torch.relu_, F.relu_, aten.relu_.default),
         extras=("inplace",),
     ),
-    "sigmoid": Row(
-        UNARY,
-        (torch.sigmoid, F.sigmoid, aten.sigmoid.default),
-        ("sigmoid",),
-        (nn.Sigmoid,),
-        inplace=(torch.sigmoid_, aten.sigmoid_.default),
-    ),
+    "sigmoid": _unary("sigmoid", nn.Sigmoid),
     "silu": Row(
         UNARY, (F.silu, aten.silu.default), modules=(nn.SiLU,), inplace=(aten.silu_.default,), extras=("inplace",)
+    ),
+    "softplus": Row(
+        UNARY,
+        (F.softplus, aten.softplus.default),
+        modules=(nn.Softplus,),
+        settings={"beta": (1, 1), "threshold": (20, 20)},
+    ),
+    "gelu": Row(UNARY, (F.gelu, aten.gelu.default), modules=(nn.GELU,), settings={"approximate": ("none", "none")}),
+    "gelu_tanh": Row(
+        UNARY, (F.gelu, aten.gelu.default), modules=(nn.GELU,), settings={"approximate": ("none", "tanh")}
     ),
 }
 
@@ -133,14 +174,20 @@ _KEYWORDS = {"self": "input"}
 # Keywords that change nothing at these values.
 _NEUTRAL = {"alpha": 1, "out": None, "rounding_mode": None}
 
-# What a node calls: its primitive, and whether it writes in place.
-_CALLED: Mapping[tuple[str, Any], tuple[str, bool]] = {
-    **{("call_function", f): (name, False) for name, row in ROWS.items() for f in row.functions},
-    **{("call_function", f): (name, True) for name, row in ROWS.items() for f in row.inplace},
-    **{("call_method", m): (name, False) for name, row in ROWS.items() for m in row.methods},
-    **{("call_method", f"{m}_"): (name, True) for name, row in ROWS.items() for m in row.methods},
-}
-_MODULES = {kind: name for name, row in ROWS.items() for kind in row.modules}
+# What a node calls: the primitives that it may be, as their settings say, and whether it writes in place.
+_CALLED: dict[tuple[str, Any], list[tuple[str, bool]]] = {}
+_MODULES: dict[type[nn.Module], list[str]] = {}
+for _name, _row in ROWS.items():
+    for _kind, _targets, _inplace in (
+        ("call_function", _row.functions, False),
+        ("call_function", _row.inplace, True),
+        ("call_method", _row.methods, False),
+        ("call_method", [f"{method}_" for method in _row.methods], True),
+    ):
+        for _target in _targets:
+            _CALLED.setdefault((_kind, _target), []).append((_name, _inplace))
+    for _module in _row.modules:
+        _MODULES.setdefault(_module, []).append(_name)
 
 
 @dataclass(frozen=True)
@@ -167,29 +214,51 @@ class Spelled:
 def spelled(node: Node, root: nn.Module) -> Spelled | None:
     """``node`` of a graph over ``root`` as a primitive, or None when it is none."""
     if node.op == "call_module":
-        module = root.get_submodule(str(node.target))
-        name = _MODULES.get(type(module))
-        if name is None or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], Node):
-            return None
-        template = f"nn.{type(module).__name__}()({{0}})"
-        return Spelled(name, (node.args[0],), template, getattr(module, "inplace", False), is_altered(module))
-    known = _CALLED.get((node.op, node.target))
-    if known is None:
+        return _spelled_module(node, root.get_submodule(str(node.target)))
+    for name, inplace in _CALLED.get((node.op, node.target), ()):
+        found = _spelled_call(node, name, inplace)
+        if found is not None:
+            return found
+    return None
+
+
+def _spelled_module(node: Node, module: nn.Module) -> Spelled | None:
+    if len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], Node):
         return None
-    name, inplace = known
-    values = _values(node, ROWS[name])
-    if values is None:
+    for name in _MODULES.get(type(module), ()):
+        if all(getattr(module, key, None) == value for key, (_, value) in ROWS[name].settings.items()):
+            template = f"nn.{type(module).__name__}()({{0}})"
+            return Spelled(name, (node.args[0],), template, getattr(module, "inplace", False), is_altered(module))
+    return None
+
+
+def _spelled_call(node: Node, name: str, inplace: bool) -> Spelled | None:
+    row = ROWS[name]
+    values = _values(node, row)
+    if values is None or any(values.pop(key, default) != value for key, (default, value) in row.settings.items()):
         return None
     inplace = bool(inplace or values.pop("inplace", False))
-    operands = tuple(values.pop(parameter, None) for parameter in ROWS[name].parameters)
+    operands = tuple(values.pop(parameter, None) for parameter in row.parameters)
     if any(keyword not in _NEUTRAL or value != _NEUTRAL[keyword] for keyword, value in values.items()):
         return None
+    template = _template(node, len(operands), row.self_at)
+    if name == "clamp":
+        name, operands, template = _with_bounds(operands, template)
     if not all(isinstance(operand, Node) or is_number(operand) for operand in operands):
         return None
-    template = _template(node, len(operands), ROWS[name].self_at)
-    if name == "pow" and is_number(operands[1]) and operands[1] != 2:
+    if name == "pow" and is_number(operands[1]) and operands[1] not in (2, 3):
         return None
     return Spelled(name, operands, template, inplace)
+
+
+def _with_bounds(operands: tuple[Any, ...], template: str) -> tuple[str, tuple[Any, ...], str]:
+    """A clamp by the bounds that it has: ``clamp(x, max=7)`` is clamp_max."""
+    x, low, high = operands
+    if low is None:
+        return "clamp_max", (x, high), template.replace("{1}, {2}", "max={1}")
+    if high is None:
+        return "clamp_min", (x, low), template.replace("{1}, {2}", "min={1}")
+    return "clamp", operands, template
 
 
 def _values(node: Node, row: Row) -> dict[str, Any] | None:
@@ -197,7 +266,7 @@ def _values(node: Node, row: Row) -> dict[str, Any] | None:
     args = list(node.args)
     if node.op == "call_method":
         args.insert(row.self_at, args.pop(0))
-    names = (*row.parameters, *row.extras)
+    names = (*row.parameters, *row.extras, *row.settings)
     if len(args) > len(names):
         return None
     return dict(zip(names, args)) | {_KEYWORDS.get(name, name): value for name, value in node.kwargs.items()}

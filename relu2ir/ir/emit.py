@@ -6,18 +6,22 @@ with their providers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
-from relu2ir.ir.expr import Call, Const, Expr, Name, fold, postorder
+from relu2ir.ir.expr import Call, Const, Expr, Name, fold, postorder, substitute
+from relu2ir.ir.parse import parse
+from relu2ir.ir.primitives import PRIMITIVES
 
 
 @dataclass(frozen=True)
 class Target:
     """How one target spells an expression.
 
-    ``templates`` maps each primitive to a format string over its arguments by position (``"{0} * {0}"``); arguments
-    are always plain names or constants. ``statement`` is a format string over ``name`` and ``value``.
+    ``templates`` maps a primitive to a format string over its arguments by position (``"{0} * {0}"``); arguments are
+    always plain names or constants. One without a template is written by its formula. ``statement`` is a format string
+    over ``name`` and ``value``.
     """
 
     name: str
@@ -41,8 +45,31 @@ def emit(outputs: Sequence[Expr], target: Target) -> tuple[list[str], list[str]]
         statements.append(target.statement.format(name=name, value=value))
         return name
 
-    held = fold(outputs, visit)
-    return statements, [held[output] for output in outputs]
+    written = expanded(outputs, target.templates)
+    held = fold(written, visit)
+    return statements, [held[output] for output in written]
+
+
+def expanded(outputs: Sequence[Expr], kept: Collection[str] = ()) -> list[Expr]:
+    """``outputs`` with each primitive that has a formula written by it, but for those that are ``kept``."""
+
+    def visit(node: Expr, args: list[Expr]) -> Expr:
+        if not isinstance(node, Call):
+            return node
+        formula = None if node.primitive in kept else _formula(node.primitive)
+        if formula is None:
+            return Call(node.primitive, tuple(args))
+        return substitute(formula, dict(zip(PRIMITIVES[node.primitive].args, args)))
+
+    found = fold(outputs, visit)
+    return [found[output] for output in outputs]
+
+
+@cache
+def _formula(primitive: str) -> Expr | None:
+    text = PRIMITIVES[primitive].formula
+    # A formula may use others that have one: sigmoid in silu.
+    return expanded([parse(text)])[0] if text else None
 
 
 def used_names(outputs: Sequence[Expr]) -> list[str]:

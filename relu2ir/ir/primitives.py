@@ -20,16 +20,18 @@ from typing import Any
 class Primitive:
     """One row: ``torch`` is the dotted path of its meaning, called with ``keywords``; ``gradient`` one expression per
     argument (None: none). Of the arguments, ``tensors`` must read an input of the op and ``numbers`` must not.
+    ``formula`` is the same value by other primitives, so that it neither overflows nor cancels: what kernels compute.
 
     ``rounds`` is False when the result in a half type is exact given its inputs, so that rounding it changes nothing:
-    an op all of whose intermediate results are such is bit-equal fused or not. ``correctly_rounded`` is False where torch
-    itself, or a kernel, may be an ulp or two from the nearest number.
+    an op all of whose intermediate results are such is bit-equal fused or not. ``correctly_rounded`` is False where
+    torch itself, or a kernel, may be an ulp or two from the nearest number.
     """
 
     name: str
     args: tuple[str, ...]
     torch: str
     gradient: tuple[str | None, ...]
+    formula: str = ""
     keywords: Mapping[str, str] = field(default_factory=dict)
     tensors: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
@@ -44,10 +46,11 @@ def _row(name: str, args: str, torch: str, *gradient: str | None, **more: Any) -
 
 _EXACT: dict[str, Any] = {"rounds": False}
 _APPROXIMATE: dict[str, Any] = {"correctly_rounded": False}
-_ONE_BOUND: dict[str, Any] = {"rounds": False, "tensors": ("x",)}
+_BOUND: dict[str, Any] = {"rounds": False, "tensors": ("x",)}
 _BOTH: dict[str, Any] = {"rounds": False, "tensors": ("a", "b")}
 
-_U = "1.5957691216057308 * (x + 0.044715 * (x * x * x))"  # 2 * sqrt(2 / pi) * (x + 0.044715 x^3)
+# 2 * sqrt(2 / pi) * (x + 0.044715 x^3), and the factor of x^2 in its derivative.
+_U, _V = "1.5957691216057308 * (x + 0.044715 * (x * x * x))", "0.21406444881780074"
 
 PRIMITIVES: dict[str, Primitive] = dict([
     # ** 1 -- operators **
@@ -68,10 +71,10 @@ PRIMITIVES: dict[str, Primitive] = dict([
     _row("maximum", "a b", "torch.maximum", "where(a < b, 0, where(a <= b, grad / 2, grad))",
          "where(a > b, 0, where(a >= b, grad / 2, grad))", **_BOTH),
     # At a bound all goes to x. NaN gets none, as in torch.
-    _row("clamp_min", "x low", "torch.clamp_min", "where(x >= low, grad, 0)", "where(x < low, grad, 0)", **_ONE_BOUND),
-    _row("clamp_max", "x high", "torch.clamp_max", "where(x <= high, grad, 0)", "where(x > high, grad, 0)", **_ONE_BOUND),
+    _row("clamp_min", "x low", "torch.clamp_min", "where(x >= low, grad, 0)", "where(x < low, grad, 0)", **_BOUND),
+    _row("clamp_max", "x high", "torch.clamp_max", "where(x <= high, grad, 0)", "where(x > high, grad, 0)", **_BOUND),
     _row("clamp", "x low high", "torch.clamp", "where(x >= low, where(x <= high, grad, 0), 0)", None, None,
-         numbers=("low", "high"), **_ONE_BOUND),
+         formula="clamp_max(clamp_min(x, low), high)", numbers=("low", "high"), **_BOUND),
     _row("abs", "x", "torch.abs", "where(x > 0, grad, where(x < 0, -grad, 0 * grad))", **_EXACT),
     # ** 3 -- powers and exponentials **
     _row("square", "x", "torch.square", "grad * (2 * x)"),
@@ -79,20 +82,26 @@ PRIMITIVES: dict[str, Primitive] = dict([
     _row("sqrt", "x", "torch.sqrt", "grad / (2 * sqrt(x))", **_APPROXIMATE),
     _row("exp", "x", "torch.exp", "grad * exp(x)", **_APPROXIMATE),
     _row("expm1", "x", "torch.expm1", "grad * (expm1(x) + 1)", **_APPROXIMATE),
+    _row("log1p", "x", "torch.log1p", "grad / (x + 1)", **_APPROXIMATE),
     _row("tanh", "x", "torch.tanh", "grad * (1 - square(tanh(x)))", **_APPROXIMATE),
     _row("erf", "x", "torch.erf", "grad * (1.1283791670955126 * exp(-square(x)))", **_APPROXIMATE),
     _row("erfc", "x", "torch.special.erfc", "grad * (-1.1283791670955126 * exp(-square(x)))", **_APPROXIMATE),
     # ** 4 -- activations **
     _row("relu", "x", "torch.relu", "where(x <= 0, 0, grad)", **_EXACT),
-    _row("sigmoid", "x", "torch.sigmoid", "grad * (1 - sigmoid(x)) * sigmoid(x)", **_APPROXIMATE),
-    _row("silu", "x", "torch.nn.functional.silu", "grad * sigmoid(x) * (1 + x * (1 - sigmoid(x)))", **_APPROXIMATE),
-    # log(1 + exp(x)); from 20 on x itself, as in torch, which in float64 is 1e-10 off there.
-    _row("softplus", "x", "torch.nn.functional.softplus", "where(x > 20, grad, grad * sigmoid(x))", **_APPROXIMATE),
-    # By erfc, not 1 + erf: from -5.5 down that sum is 0 in float32.
+    # exp(-|x|) is at most 1; exp(-x) overflows from x = -88.8 down, where silu is still a normal number.
+    _row("sigmoid", "x", "torch.sigmoid", "grad * (1 - sigmoid(x)) * sigmoid(x)",
+         formula="where(x < 0, exp(-abs(x)), 1) / (1 + exp(-abs(x)))", **_APPROXIMATE),
+    _row("silu", "x", "torch.nn.functional.silu", "grad * sigmoid(x) * (1 + x * (1 - sigmoid(x)))",
+         formula="x * sigmoid(x)", **_APPROXIMATE),
+    # From 20 on x itself, as in torch, which in float64 is 1e-10 off there.
+    _row("softplus", "x", "torch.nn.functional.softplus", "where(x > 20, grad, grad * sigmoid(x))",
+         formula="where(x > 20, x, log1p(exp(x)))", **_APPROXIMATE),
+    # By erfc: 1 + erf(x / sqrt(2)) is 0 in float32 from x = -5.5 down.
     _row("gelu", "x", "torch.nn.functional.gelu",
-         "grad * (0.5 * erfc(x * -0.7071067811865476) + x * (exp(-0.5 * square(x)) * 0.3989422804014327))", **_APPROXIMATE),
-    # 1 + tanh(u) is 2 * sigmoid(2 * u), which does not cancel.
+         "grad * (0.5 * erfc(x * -0.7071067811865476) + x * (exp(-0.5 * square(x)) * 0.3989422804014327))",
+         formula="0.5 * x * erfc(x * -0.7071067811865476)", **_APPROXIMATE),
+    # 0.5 * (1 + tanh(u)) is sigmoid(2 * u), which does not cancel.
     _row("gelu_tanh", "x", "torch.nn.functional.gelu",
-         f"grad * (sigmoid({_U}) + x * sigmoid({_U}) * (1 - sigmoid({_U})) * (1.5957691216057308 * (1 + 0.134145 * square(x))))",
-         keywords={"approximate": "tanh"}, **_APPROXIMATE),
+         f"grad * (sigmoid({_U}) + x * sigmoid({_U}) * (1 - sigmoid({_U})) * (1.5957691216057308 + {_V} * square(x)))",
+         formula=f"x * sigmoid({_U})", keywords={"approximate": "tanh"}, **_APPROXIMATE),
 ])  # fmt: skip

@@ -22,15 +22,14 @@ if TYPE_CHECKING:
     import torch
 
 # C is the compute type: float for half types and float, double for double. A condition is a bool, so `auto`.
-TEMPLATES = {name: f"{{0}} {symbol} {{1}}" for name, (symbol, _) in OPERATORS.items()} | {
-    "neg": "-{0}",
-    "where": "{0} ? {1} : {2}",
-    "square": "{0} * {0}",
-    "sqrt": "std::sqrt({0})",
-    "relu": "{0} <= C(0) ? C(0) : {0}",  # fmax drops NaN
-    "sigmoid": "C(1) / (C(1) + std::exp(-{0}))",
-    "silu": "{0} / (C(1) + std::exp(-{0}))",
-}
+# fmin, fmax and the like drop NaN; comparisons let it through.
+TEMPLATES = (
+    {name: f"{{0}} {symbol} {{1}}" for name, (symbol, _) in OPERATORS.items()}
+    | {name: f"std::{name}({{0}})" for name in ("abs", "sqrt", "exp", "expm1", "log1p", "tanh", "erf", "erfc")}
+    | dict.fromkeys(("minimum", "clamp_max"), "{0} < {1} || {0} != {0} ? {0} : {1}")
+    | dict.fromkeys(("maximum", "clamp_min"), "{0} > {1} || {0} != {0} ? {0} : {1}")
+    | {"neg": "-{0}", "where": "{0} ? {1} : {2}", "square": "{0} * {0}", "relu": "{0} <= C(0) ? C(0) : {0}"}
+)
 TARGET = Target("c++", TEMPLATES, constant=lambda value: f"C({value!r})", statement="    const auto {name} = {value};")
 
 # The element types of csrc/scalar.h and the dimensions of csrc/plan.h.

@@ -26,14 +26,20 @@ def _called(row: Primitive) -> str:
     return f"{row.torch}({', '.join([*(f'{{{i}}}' for i in range(len(row.args))), *keywords])})"
 
 
-# Operators, not functions: they take a Python number on either side. A choice by numbers is made in Python.
-BY_NUMBERS = "where by numbers"
+# Operators, not functions: they take a Python number on either side.
 TEMPLATES = (
     {name: _called(row) for name, row in PRIMITIVES.items()}
     | {name: f"{{0}} {symbol} {{1}}" for name, (symbol, _) in OPERATORS.items()}
-    | {"neg": "-{0}", BY_NUMBERS: "({1} if {0} else {2})"}
+    | {"neg": "-{0}"}
 )
-TARGET = Target("native", TEMPLATES, constant=lambda value: _constant(value), statement="    {name} = {value}")
+# A choice that depends on params alone is Python's: torch.where takes no Python bool.
+BY_NUMBERS = "where by numbers"
+TARGET = Target(
+    "native",
+    TEMPLATES | {BY_NUMBERS: "({1} if {0} else {2})"},
+    constant=lambda value: _constant(value),
+    statement="    {name} = {value}",
+)
 
 _UNPACK = {
     Layout.halves: "    {parts} = {x}.chunk(2, -1)",

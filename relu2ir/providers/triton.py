@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -12,7 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from relu2ir.ir.emit import Target, emit
-from relu2ir.ir.expr import OPERATORS, Call, postorder
+from relu2ir.ir.expr import OPERATORS
 from relu2ir.layout import logical_shape, loops
 from relu2ir.registry import Provider
 from relu2ir.spec import Layout, OpSpec
@@ -20,18 +21,17 @@ from relu2ir.spec import Layout, OpSpec
 if TYPE_CHECKING:
     import torch
 
-TEMPLATES = {name: f"{{0}} {symbol} {{1}}" for name, (symbol, _) in OPERATORS.items()} | {
-    "neg": "{0} * -1.0",  # Triton's -x is 0 - x, which loses the sign of zero
-    "where": "tl.where({0}, {1}, {2})",
-    "square": "{0} * {0}",
-    "relu": "tl.where({0} <= 0, 0.0, {0})",  # tl.maximum drops NaN
-    "div": "div({0}, {1})",
-    "sqrt": "sqrt({0})",
-    "sigmoid": "sigmoid({0})",
-    "silu": "silu({0})",
-}
-# Those of them that are functions of `triton_loops.py`.
-FUNCTIONS = {"div", "sqrt", "sigmoid", "silu"}
+# Functions of `triton_math.py`.
+FUNCTIONS = ("div", "sqrt", "exp", "expm1", "log1p", "tanh", "erf", "erfc")
+# tl.minimum, tl.maximum drop NaN; comparisons let it through. Triton's -x is 0 - x, which loses the sign of zero.
+TEMPLATES = (
+    {name: f"{{0}} {symbol} {{1}}" for name, (symbol, _) in OPERATORS.items()}
+    | {name: f"{name}({{0}})" for name in FUNCTIONS}
+    | dict.fromkeys(("minimum", "clamp_max"), "tl.where(({0} < {1}) | ({0} != {0}), {0}, {1})")
+    | dict.fromkeys(("maximum", "clamp_min"), "tl.where(({0} > {1}) | ({0} != {0}), {0}, {1})")
+    | {"neg": "{0} * -1.0", "where": "tl.where({0}, {1}, {2})", "div": "div({0}, {1})", "abs": "tl.abs({0})"}
+    | {"square": "{0} * {0}", "relu": "tl.where({0} <= 0, 0.0, {0})"}
+)
 
 
 def _constant(value: float) -> str:
@@ -55,11 +55,11 @@ def source(spec: OpSpec) -> str:
     """The functor: ``T`` is the type in which it computes, ``params`` holds numbers, then comes one value per part."""
     statements, held = emit(spec.exprs, TARGET)
     arguments = ", ".join(["T: tl.constexpr", "params: tl.constexpr", *spec.parts])
-    functions = FUNCTIONS & {node.primitive for node in postorder(spec.exprs) if isinstance(node, Call)}
+    functions = sorted(set(FUNCTIONS) & set(re.findall(r"(\w+)\(", "\n".join(statements))))
     lines = [
         "import triton",
         "import triton.language as tl",
-        *([f"from relu2ir.providers.triton_loops import {', '.join(sorted(functions))}"] if functions else []),
+        *([f"from relu2ir.providers.triton_math import {', '.join(functions)}"] if functions else []),
         "",
         "",
         "@triton.jit",

@@ -1,4 +1,4 @@
-"""The two loops of the Triton provider, and the functions its functors call. Imports Triton: only `triton.py` loads it.
+"""The two loops of the Triton provider. Imports Triton: only `triton.py` loads it.
 
 A functor takes the compute type, the params and one value per part, and returns a tuple of one value per output part.
 Half types are loaded into float32 and rounded once, to nearest even, by the store.
@@ -10,10 +10,6 @@ from typing import Any
 
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
-
-# The interpreter has no libdevice.
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 def _named(loop: str) -> Callable[[Any], str]:
@@ -69,40 +65,3 @@ def strided(
 @triton.jit
 def pointers(part, row, col):
     return part[0] + part[1] + row * part[2] + col * part[3]
-
-
-@triton.jit
-def div(a, b):
-    """Rounded to nearest: a plain float32 division compiles to one that is 2 ulp off."""
-    if a.dtype == tl.float64:
-        return a / b
-    else:
-        return tl.div_rn(a, b)
-
-
-@triton.jit
-def sqrt(x):
-    """Rounded to nearest: a plain float32 root is approximate and flushes subnormals."""
-    if x.dtype == tl.float64:
-        return tl.sqrt(x)
-    else:
-        return tl.sqrt_rn(x)
-
-
-@triton.jit
-def exp(x):
-    """Within 2 ulp: Triton's own float32 exp scales by log2(e) in one rounding and loses a digit or two far from 0."""
-    if INTERPRETED:
-        return tl.exp(x)
-    else:
-        return libdevice.exp(x)
-
-
-@triton.jit
-def sigmoid(x):
-    return div(tl.full((), 1.0, x.dtype), 1.0 + exp(-x))
-
-
-@triton.jit
-def silu(x):
-    return div(x, 1.0 + exp(-x))
