@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from expressions import random_ops
 from torch._subclasses import FakeTensorMode
 
 from relu2ir import specfile
@@ -13,7 +14,7 @@ from relu2ir.ir.emit import expanded
 from relu2ir.ir.expr import Call, Const, Expr, Name
 from relu2ir.ir.primitives import PRIMITIVES
 from relu2ir.layout import loops
-from relu2ir.oracle import evaluate
+from relu2ir.oracle import evaluate, mismatches
 from relu2ir.providers import native, triton
 from relu2ir.spec import Input, Layout, OpSpec, Output
 
@@ -237,3 +238,13 @@ def test_the_interpreter_takes_cpu_tensors_but_not_bfloat16():
     assert triton.TRITON.refuses(spec, [torch.zeros(2)]) is None
     reason = "Triton's interpreter truncates float32 to bfloat16 instead of rounding"
     assert triton.TRITON.refuses(spec, [torch.zeros(2, dtype=torch.bfloat16)]) == reason
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("spec", random_ops(25), ids=lambda spec: spec.name)
+def test_a_random_expression_and_its_gradient(spec, dtype):
+    x, y = fill(300, dtype=dtype), fill(300, dtype=dtype)
+    for op, tensors in (spec, (x, y)), (spec.backward, (torch.ones_like(x), x, y)):
+        assert mismatches(op, tensors, each(triton.lower(op)(*tensors))) == []
+        native_results = each(native.lower(op)(*tensors))
+        assert mismatches(op, tensors, native_results, dtype) == []
