@@ -126,6 +126,8 @@ class Matcher:
             if is_number(value) and Const(float(value)) is expr:
                 # An op reads its own 1.0 as 1; only a graph's 1.0 makes floats of integers.
                 yield replace(match, floating=match.floating or (isinstance(value, float) and value.is_integer()))
+        elif is_number(value) and isinstance(expr, Call) and expr.primitive == "neg":
+            yield from self._unify(expr.args[0], -value, reader, match)  # -limit, where the graph has -7.0
         elif isinstance(value, Node) and (primitive := self.spelled.get(value)) is not None:
             assert isinstance(expr, Call)
             grown = self._cover(value, primitive, match)

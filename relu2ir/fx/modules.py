@@ -19,7 +19,7 @@ from torch import fx, nn
 
 from relu2ir.fx.match import Match
 from relu2ir.fx.patterns import Pattern
-from relu2ir.fx.spellings import ROWS, is_altered
+from relu2ir.fx.spellings import ROWS, is_altered, primitive_of
 from relu2ir.ir.expr import OPERATORS, Call, postorder
 from relu2ir.nn import Activation, layer_for
 
@@ -65,7 +65,7 @@ class FusedForward:
         self.run = _compiled(graph, type(owner).__qualname__)
         covered = [node for match in matches for node in match.covered]
         absorbed = {str(node.target) for node in covered if node.op == "call_module"}
-        self.absorbed = {name: type(owner.get_submodule(name)) for name in absorbed}
+        self.absorbed = {name: primitive_of(owner.get_submodule(name)) for name in absorbed}
         self.not_under_autocast = any(match.other_square for match in matches)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,9 +77,9 @@ class FusedForward:
             return False
         if self.absorbed and torch.nn.modules.module._has_any_global_hook():
             return False
-        for name, kind in self.absorbed.items():
+        for name, primitive in self.absorbed.items():
             child = self.owner.get_submodule(name)
-            if type(child) is not kind or is_altered(child) or getattr(child, "inplace", False):
+            if primitive_of(child) != primitive or is_altered(child) or getattr(child, "inplace", False):
                 return False
         return True
 

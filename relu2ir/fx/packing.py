@@ -14,8 +14,6 @@ from relu2ir.spec import Layout
 aten = torch.ops.aten
 _CHUNK = (torch.chunk, aten.chunk.default, "chunk")
 _SPLIT = (torch.split, aten.split.Tensor, aten.split_with_sizes.default, aten.split.sizes, "split", "split_with_sizes")
-# The first and the second of each pair.
-_PAIRS = [(..., slice(None, None, 2)), (..., slice(0, None, 2)), (..., slice(1, None, 2))]
 
 
 @dataclass(frozen=True)
@@ -30,18 +28,31 @@ class Part:
 
 def part_of(node: Node) -> Part | None:
     """``node`` as a part of a packed tensor, or None."""
+    if node.target is aten.slice.Tensor:
+        return _every_second(node, *node.args)
     if node.target is not operator.getitem or not isinstance(node.args[0], Node):
         return None
     split, index = node.args
-    if index in _PAIRS:
-        width = getattr(value_of(split), "shape", (0,))[-1:]
-        return Part(split, Layout.pairs, _PAIRS.index(index) // 2, (node,)) if width and width[0] % 2 == 0 else None
+    if isinstance(index, tuple) and len(index) == 2 and index[0] is ... and isinstance(index[1], slice):
+        return _every_second(node, split, -1, index[1].start, index[1].stop, index[1].step)
     if index not in (0, 1):
         return None
     source = split.args[0] if split.args else split.kwargs.get("input", split.kwargs.get("self"))
     if not isinstance(source, Node) or not _halves(split, source):
         return None
     return Part(source, Layout.halves, int(index), (node, split))
+
+
+def _every_second(
+    node: Node, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> Part | None:
+    """``x[..., ::2]`` or ``x[..., 1::2]`` as the first or the second of each pair."""
+    shape = getattr(value_of(source), "shape", (0,))
+    last = len(shape) > 0 and dim in (-1, len(shape) - 1) and shape[-1] % 2 == 0
+    whole = end is None or (isinstance(end, int) and end >= shape[-1] > 0)
+    if not (last and whole and step == 2 and start in (None, 0, 1)):
+        return None
+    return Part(source, Layout.pairs, start or 0, (node,))
 
 
 def _halves(split: Node, source: Node) -> bool:

@@ -223,12 +223,18 @@ def spelled(node: Node, root: nn.Module) -> Spelled | None:
 
 
 def _spelled_module(node: Node, module: nn.Module) -> Spelled | None:
-    if len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], Node):
+    name = primitive_of(module)
+    if name is None or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], Node):
         return None
+    template = f"nn.{type(module).__name__}()({{0}})"
+    return Spelled(name, (node.args[0],), template, getattr(module, "inplace", False), is_altered(module))
+
+
+def primitive_of(module: nn.Module) -> str | None:
+    """The primitive that a layer of torch computes as it is set now."""
     for name in _MODULES.get(type(module), ()):
         if all(getattr(module, key, None) == value for key, (_, value) in ROWS[name].settings.items()):
-            template = f"nn.{type(module).__name__}()({{0}})"
-            return Spelled(name, (node.args[0],), template, getattr(module, "inplace", False), is_altered(module))
+            return name
     return None
 
 
