@@ -230,8 +230,15 @@ def relu_in_place(x: torch.Tensor) -> torch.Tensor:
     return F.relu(x, inplace=True).square() + x
 
 
-def square_in_place(x: torch.Tensor) -> torch.Tensor:
-    return F.relu(x).square_()
+def relu_of_a_view_in_place(x: torch.Tensor) -> torch.Tensor:
+    h = x + 1
+    return F.relu(h[:1], inplace=True).square() + h
+
+
+def square_under_a_view(x: torch.Tensor) -> torch.Tensor:
+    r = F.relu(x)
+    shown = r[:1]
+    return r.square_() + shown
 
 
 def tensor_exponent(x: torch.Tensor) -> torch.Tensor:
@@ -246,8 +253,10 @@ DECOYS: dict[str, tuple[Function, str, tuple[Callable, ...]]] = {
     "a view written after the read": (written_through_a_view, "mutated", CAPTURES),
     "setitem after the read": (written_by_assignment, "mutated", (dynamo, exported)),  # a proxy takes no item
     "r.add_": (intermediate_written, "escapes", WRITTEN_OUT),
-    "inplace relu": (relu_in_place, "inplace", CAPTURES),
-    "square_": (square_in_place, "inplace", CAPTURES),
+    "inplace relu": (relu_in_place, "inplace", WRITTEN_OUT),
+    "inplace relu of a view": (relu_of_a_view_in_place, "inplace", WRITTEN_OUT),
+    "inplace relu of an input": (lambda x: F.relu(x, inplace=True).square(), "inplace", CAPTURES),
+    "square_ of what a view shows": (square_under_a_view, "escapes", CAPTURES),
     "x * relu(x)": (lambda x: x * F.relu(x), "x_times_relu", CAPTURES),
     "relu(x) * x": (lambda x: F.relu(x) * x, "x_times_relu", CAPTURES),
     "where(x > 0, x * x, 0)": (lambda x: torch.where(x > 0, x * x, 0), "where_form", WRITTEN_OUT),
@@ -289,6 +298,26 @@ def test_what_is_no_op_is_no_near_miss_either(function: Function) -> None:
     assert not result.sites
     assert not result.near_misses
     assert result.module.code == captured.code
+
+
+IN_PLACE: dict[str, Function] = {
+    "F.relu(x).square_()": lambda x: F.relu(x + 1).square_(),
+    "F.relu(x, inplace=True).square()": lambda x: F.relu(x + 1, inplace=True).square(),
+    "(x + 1).relu_() ** 2": lambda x: (x + 1).relu_() ** 2,
+    "relu_ and square_": lambda x: torch.square_(F.relu_(x + 1)),
+    "of a view that nothing else shows": lambda x: F.relu((x + 1).view(-1), inplace=True).square(),
+}
+
+
+@pytest.mark.parametrize("capture", CAPTURES, ids=lambda capture: capture.__name__)
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_a_write_that_nothing_else_sees_is_no_obstacle(name: str, capture: Callable) -> None:
+    x = torch.randn(2, 5)
+    result = relu2ir.fuse(capture(IN_PLACE[name], x))
+    assert [site.op for site in result.sites] == [OP]
+    assert "_(" not in result.module.code.replace("wrapped_", "").replace("_guards_fn(", "")
+    found = result.module(x)
+    assert torch.equal(found if isinstance(found, torch.Tensor) else found[0], IN_PLACE[name](x))
 
 
 def test_a_write_before_the_read_is_seen_by_the_op() -> None:

@@ -219,6 +219,19 @@ def test_an_absorbed_relu_that_is_replaced_is_run(x: torch.Tensor) -> None:
     assert torch.equal(fused(x), model(x))
 
 
+def test_an_absorbed_relu_may_write_in_place_while_nothing_else_sees_it(x: torch.Tensor) -> None:
+    model = MLP()
+    model.act.inplace = True
+    result = relu2ir.fuse(model)
+    assert len(result.sites) == 1
+    assert torch.equal(result.module(x), model(x))
+    seen: list[torch.Tensor] = []
+    result.module.up.register_forward_hook(lambda module, args, out: seen.append(out))
+    result.module.act.inplace = False  # no longer what was absorbed: the module's own forward runs
+    assert torch.equal(result.module(x), model(x))
+    assert (seen[0] < 0).any()
+
+
 def test_a_shared_module_stays_shared() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

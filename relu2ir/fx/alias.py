@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import operator
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -70,11 +70,12 @@ class Aliases:
 
     def __init__(self, graph: Graph, root: nn.Module) -> None:
         self.root = root
+        self.position = {node: i for i, node in enumerate(graph.nodes)}
         self.parent: dict[Node, Node] = {}
         self.writes: list[tuple[int, Node, Node]] = []  # position, who writes, to what
         self.holders: dict[int, Node] = {}  # who may hold a parameter or a buffer, by its id
         outside: Node | None = None  # what comes from outside the graph may alias anything else that does
-        for position, node in enumerate(graph.nodes):
+        for node, position in self.position.items():
             if node.op in ("placeholder", "get_attr"):
                 outside = outside or node
                 self._join(node, outside)
@@ -85,10 +86,25 @@ class Aliases:
                     self._join(node, operand)
             self.writes.extend((position, node, target) for target in self._written(node))
 
-    def write_after(self, nodes: Iterable[Node], position: int) -> Node | None:
-        """The first node behind ``position`` that may write to the memory of any of ``nodes``."""
+    def write_after(self, nodes: Iterable[Node], position: int, own: Collection[Node] = ()) -> Node | None:
+        """The first node behind ``position``, none of ``own``, that may write to the memory of any of ``nodes``."""
         groups = {self._group(node) for node in nodes}
-        return next((by for at, by, to in self.writes if at > position and self._group(to) in groups), None)
+        writes = (by for at, by, to in self.writes if at > position and self._group(to) in groups)
+        return next((by for by in writes if by not in own), None)
+
+    def seen_after(self, written: Node, writer: Node, own: Collection[Node]) -> Node | None:
+        """Who, beside ``own``, may see what ``writer`` wrote to ``written`` through another name; None if no one does.
+
+        Memory from outside the graph is seen by whoever owns it.
+        """
+        group, position = self._group(written), self.position
+        members = [node for node in position if node not in own and self._group(node) is group]
+        outside = next((node for node in members if node.op in ("placeholder", "get_attr")), None)
+        if outside is not None:
+            return outside
+        before = [node for node in (*members, written) if position[node] < position[writer]]
+        users = [user for node in before for user in node.users if user not in own]
+        return next((user for user in users if position[user] > position[writer]), None)
 
     def _group(self, node: Node) -> Node:
         while (above := self.parent.get(node, node)) is not node:

@@ -163,8 +163,6 @@ class Matcher:
 
     def _cover(self, node: Node, primitive: Spelled, match: Match) -> Match:
         flaw = match.flaw
-        if primitive.inplace:
-            flaw = flaw or Flaw("inplace", f"'{node.name}' writes into its operand: use the out-of-place form")
         if primitive.altered:
             detail = f"the module '{node.target}' has hooks or a forward of its own, which would not run: remove them"
             flaw = flaw or Flaw("hooked", detail)
@@ -211,7 +209,14 @@ class Matcher:
             detail = f"'{switch.name}' changes grad mode, inference mode or autocast inside it: write it in one mode"
             return Flaw("mode_change", detail)
         first = min(self.position[node] for node in (*match.packing, *match.reads))
-        writer = self.aliases.write_after(match.tensors, first)
+        for node in (node for node, primitive in match.covered.items() if primitive.inplace):
+            written = match.covered[node].operands[0]
+            assert isinstance(written, Node)
+            seen = self.aliases.seen_after(written, node, match.covered)
+            if seen is not None:
+                detail = f"'{node.name}' writes into memory that '{seen.name}' may see: use the out-of-place form"
+                return Flaw("inplace", detail)
+        writer = self.aliases.write_after(match.tensors, first, own=match.covered)
         if writer is not None:
             detail = f"'{writer.name}' may write to the op's input after it is read: write out of place, or clone it"
             return Flaw("mutated", detail)

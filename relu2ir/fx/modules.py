@@ -65,7 +65,7 @@ class FusedForward:
         self.run = _compiled(graph, type(owner).__qualname__)
         covered = [node for match in matches for node in match.covered]
         absorbed = {str(node.target) for node in covered if node.op == "call_module"}
-        self.absorbed = {name: primitive_of(owner.get_submodule(name)) for name in absorbed}
+        self.absorbed = {name: _as_set(owner.get_submodule(name)) for name in absorbed}
         self.not_under_autocast = any(match.other_square for match in matches)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,11 +77,8 @@ class FusedForward:
             return False
         if self.absorbed and torch.nn.modules.module._has_any_global_hook():
             return False
-        for name, primitive in self.absorbed.items():
-            child = self.owner.get_submodule(name)
-            if primitive_of(child) != primitive or is_altered(child) or getattr(child, "inplace", False):
-                return False
-        return True
+        children = ((self.owner.get_submodule(name), was) for name, was in self.absorbed.items())
+        return all(_as_set(child) == was and not is_altered(child) for child, was in children)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -98,6 +95,11 @@ class FusedForward:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _own_forward_of, (self.owner,)
+
+
+def _as_set(layer: nn.Module) -> tuple[str | None, bool]:
+    """What an absorbed layer computes as it is set now, and whether in place."""
+    return primitive_of(layer), getattr(layer, "inplace", False)
 
 
 def _own_forward_of(owner: nn.Module) -> MethodType:
