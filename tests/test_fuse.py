@@ -14,9 +14,8 @@ from torch import fx, nn
 
 import relu2ir
 from relu2ir import library, specfile
-from relu2ir.fx.match import Matcher
 from relu2ir.fx.patterns import patterns
-from relu2ir.fx.rewrite import raise_ops
+from relu2ir.fx.rewrite import find_ops, raise_ops
 from relu2ir.fx.spellings import ROWS
 from relu2ir.ir.primitives import PRIMITIVES
 from relu2ir.oracle import torch_function
@@ -420,7 +419,7 @@ def test_a_result_of_another_type_is_not_the_op() -> None:
 def raised(function: Callable, text: str) -> list[tuple[str, str, dict[str, float], list[str]]]:
     """(op, spelling, params, tensors) of what is found in ``function`` for the ops of a spec file."""
     graph = fx.Tracer().trace(function)
-    found, _ = Matcher(graph, nn.Module()).find(patterns(specfile.read_text(text).ops))
+    found, _ = find_ops(graph, nn.Module(), patterns(specfile.read_text(text).ops))
     return [(m.spec.name, m.spelling, dict(m.params), [t.name for t in m.tensors]) for m in found]
 
 

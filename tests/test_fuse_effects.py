@@ -12,8 +12,8 @@ from torch import fx, nn
 import relu2ir
 from relu2ir import specfile
 from relu2ir.fx.backend import relu2ir_backend
-from relu2ir.fx.match import Matcher
 from relu2ir.fx.patterns import patterns
+from relu2ir.fx.rewrite import find_ops
 
 OWN = """
 namespace: other
@@ -28,7 +28,7 @@ ops:
 def reasons(captured: Callable, root: nn.Module | None = None) -> list[str]:
     """The ops found and the reasons of the near misses in ``captured`` for the ops above."""
     graph = captured.graph if isinstance(captured, fx.GraphModule) else fx.Tracer().trace(captured)
-    found, near = Matcher(graph, root or nn.Module()).find(patterns(specfile.read_text(OWN).ops))
+    found, near = find_ops(graph, root or nn.Module(), patterns(specfile.read_text(OWN).ops))
     return [match.spec.name for match in found] + [match.flaw.code for match in near if match.flaw]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
+from relu2ir.fx.check import Checker
 from relu2ir.fx.match import Match, Matcher
 from relu2ir.fx.patterns import Pattern
 
@@ -18,12 +19,19 @@ def raise_ops(
     graph: Graph, root: nn.Module, patterns: list[Pattern], autocast: bool = False
 ) -> tuple[list[Match], list[Match]]:
     """Rewrite ``graph`` in place; the matches and the near misses. Matches still hold the nodes that they replaced."""
-    matcher = Matcher(graph, root, autocast)
-    found, near = matcher.find(patterns)
+    found, near = find_ops(graph, root, patterns, autocast)
+    position = {node: i for i, node in enumerate(graph.nodes)}
     replaced: dict[Node, Node] = {}
     for match in found:
-        replaced[match.root] = _replace(graph, match, matcher.position, replaced)
+        replaced[match.root] = _replace(graph, match, position, replaced)
     return found, near
+
+
+def find_ops(
+    graph: Graph, root: nn.Module, patterns: list[Pattern], autocast: bool = False
+) -> tuple[list[Match], list[Match]]:
+    """The matches and the near misses of ``graph``, which is left as it is."""
+    return Matcher(graph, root).find(patterns, Checker(graph, root, autocast).flaw)
 
 
 def _replace(graph: Graph, match: Match, position: dict[Node, int], replaced: dict[Node, Node]) -> Node:
