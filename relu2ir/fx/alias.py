@@ -17,7 +17,7 @@ from torch import nn
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from relu2ir.fx.spellings import is_altered, spelled
+from relu2ir.fx.reading import is_altered, spelled
 
 # Composite functions whose schemas cannot be trusted to say "fresh" (dropout in eval mode returns its operand, einsum
 # may return a view), apart from these, which always allocate.

@@ -17,10 +17,16 @@ _NO_GAIN = "it must be computed anyway, so fusing would save nothing"
 
 
 class Checker:
-    """Judges the matches of one graph over ``root``. ``autocast``: it runs, in whole or in part, under autocast."""
+    """Judges the matches of one graph over ``root``.
 
-    def __init__(self, graph: Graph, root: nn.Module, autocast: bool = False) -> None:
-        self.graph, self.root, self.autocast = graph, root, autocast
+    ``autocast``: it runs, in whole or in part, under autocast. ``inference``: no gradient will flow. ``exact``: results
+    may not be rounded less often.
+    """
+
+    def __init__(
+        self, graph: Graph, root: nn.Module, autocast: bool = False, inference: bool = False, exact: bool = False
+    ) -> None:
+        self.graph, self.root, self.autocast, self.inference, self.exact = graph, root, autocast, inference, exact
         self.position = {node: i for i, node in enumerate(graph.nodes)}
         self.switches = [(at, node) for node, at in self.position.items() if _switches_mode(node)]
 
@@ -31,7 +37,7 @@ class Checker:
     def flaw(self, match: Match) -> Flaw | None:
         """The first reason why rewriting ``match`` could change a result, or save nothing."""
         for node in match.covered:
-            users = [user for user in node.users if user not in match.covered]
+            users = [user for user in node.users if user not in match.covered and not is_assertion(user)]
             if node is not match.root and users:
                 user = "is returned" if users[0].op == "output" else f"is also used by '{users[0].name}'"
                 return Flaw("escapes", f"the intermediate result '{node.name}' {user}: {_NO_GAIN}")
@@ -62,6 +68,12 @@ class Checker:
                     f"'{tensor.name}' may be a number: capture with torch.compile or torch.export, which know types"
                 )
                 return Flaw("unknown_type", detail)
+        if match.forward_only and not (self.inference or all(map(_records_no_gradient, match.tensors))):
+            detail = (
+                "the value is the op's, the gradient at NaN or at a bound is not: write relu or clamp, or fuse with "
+                "inference=True where no gradient will flow"
+            )
+            return Flaw("gradient", detail)
         return self._dtype_flaw(match)
 
     def _dtype_flaw(self, match: Match) -> Flaw | None:
@@ -69,6 +81,11 @@ class Checker:
             detail = "under autocast a product and a square have different types: write the square as the op does"
             return Flaw("dtype_change", detail)
         values = [value_of(node) for node in (*match.tensors, match.root)]
+        if match.casts and (self.exact or len({getattr(value, "dtype", None) for value in values}) > 1):
+            between = (
+                "it is rounded once there and twice here" if self.exact else "the operands' type is not the result's"
+            )
+            return Flaw("cast", f"a cast stands inside, and {between}: cast outside")
         if all(isinstance(value, torch.Tensor) for value in values):
             *operands, result = (value.dtype for value in values)
             expected = operands[0]
@@ -95,6 +112,17 @@ class Checker:
         if any(node in s.operands and not s.by_operator for s in map(match.covered.__getitem__, match.reads)):
             return True
         return node.op == "call_function" and torch.overrides.resolve_name(node.target) is not None
+
+
+def is_assertion(node: Node) -> bool:
+    """Whether ``node`` only asserts the type of what it reads, as torch.export writes in front of a cast."""
+    return node.target is torch.ops.aten._assert_tensor_metadata.default
+
+
+def _records_no_gradient(node: Node) -> bool:
+    """Whether Dynamo, which guards on it, saw a tensor that requires no gradient. torch.export does not know."""
+    value = node.meta.get("example_value")
+    return isinstance(value, torch.Tensor) and not value.requires_grad
 
 
 def _switches_mode(node: Node) -> bool:

@@ -24,13 +24,16 @@ from relu2ir.spec import OpSpec
 _WAY_OUT = "torch.compile(model, backend='relu2ir') fuses it with guards"
 
 
-def fuse(model: nn.Module, *, specs: Iterable[OpSpec] | None = None, exact: bool = False) -> FuseResult:
+def fuse(
+    model: nn.Module, *, specs: Iterable[OpSpec] | None = None, exact: bool = False, inference: bool = False
+) -> FuseResult:
     """Raise every op that ``model``, an nn.Module or a torch.fx.GraphModule, computes.
 
     ``model`` is left untouched. The result's ``module`` shares its parameters and buffers, and keeps its classes,
     hooks, train and eval behaviour and state_dict keys; activation modules that are exactly an op become layers of
     `relu2ir.nn`. ``specs`` are the ops to look for, every registered one by default; ``exact`` leaves out those whose
-    fusion rounds half types less often. Raises FuseError for anything else.
+    fusion rounds half types less often; ``inference`` says that no gradient will flow, so that spellings whose gradient
+    differs at an edge (clamp(min=0) at NaN) may be raised too. Raises FuseError for anything else.
     """
     if not isinstance(model, nn.Module):
         raise FuseError(
@@ -41,7 +44,8 @@ def fuse(model: nn.Module, *, specs: Iterable[OpSpec] | None = None, exact: bool
             "fuse was given a compiled model. Fuse the model before torch.compile, or use "
             "torch.compile(model, backend='relu2ir')."
         )
-    walk = _Walk(patterns(library.specs() if specs is None else specs, exact), _floating(model))
+    looked_for = patterns(library.specs() if specs is None else specs, exact)
+    walk = _Walk(looked_for, _floating(model), {"exact": exact, "inference": inference})
     module = walk.copied(model, "", autocast=torch._C._is_any_autocast_enabled())
     relink(walk.copies)
     return FuseResult(module, tuple(walk.sites), tuple(walk.near_misses), tuple(walk.skipped))
@@ -58,6 +62,7 @@ class _Walk:
 
     patterns: list[Pattern]
     example: torch.Tensor | None
+    how: dict[str, bool]
     sites: list[Site] = field(default_factory=list)
     near_misses: list[NearMiss] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
@@ -122,7 +127,7 @@ class _Walk:
 
     def _raise(self, graph: fx.Graph, root: nn.Module, path: str, autocast: bool) -> list[Match]:
         """Raise the ops of ``graph`` in place and report them."""
-        found, near = raise_ops(graph, root, self.patterns, autocast or _enters_autocast(graph))
+        found, near = raise_ops(graph, root, self.patterns, autocast=autocast or _enters_autocast(graph), **self.how)
         for match in found:
             values = tuple(map(value_of, match.tensors))
             known = all(isinstance(value, torch.Tensor) for value in values)
@@ -136,6 +141,7 @@ class _Walk:
                     tensors=values if known else None,
                     dtype=getattr(like, "dtype", None),
                     device=getattr(like, "device", None),
+                    exact=match.spec.exact and not match.casts,
                 )
             )
         for match in near:

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
-from relu2ir.fx.packing import part_of, value_of
+from relu2ir.fx.packing import cast_of, part_of, value_of
 from relu2ir.fx.patterns import Flaw, Pattern, power_of
-from relu2ir.fx.spellings import Operand, Spelled, is_number, spelled
+from relu2ir.fx.reading import Operand, Spelled, spelled
+from relu2ir.fx.spellings import is_number
 from relu2ir.ir.expr import Call, Const, Expr, Name
 from relu2ir.layout import is_broadcast_to, logical_shape
 from relu2ir.spec import OpSpec
@@ -29,6 +30,8 @@ class Match:
     the covered nodes that read an input. ``other_square``: the op has a square where this place has a product, or the
     reverse; under CUDA autocast their types differ (``r * r`` stays bfloat16, ``square`` gives float32).
     ``floating``: op and place agree on floating operands only (``relu(x) ** 2.0`` makes floats of integers).
+    ``forward_only``: the values agree, the gradients do not everywhere. ``casts``: a half type is computed in float32
+    and rounded on the way.
     """
 
     pattern: Pattern
@@ -41,6 +44,8 @@ class Match:
     reads: tuple[Node, ...] = ()
     other_square: bool = False
     floating: bool = False
+    forward_only: bool = False
+    casts: bool = False
     flaw: Flaw | None = None
 
     @property
@@ -85,8 +90,11 @@ class Matcher:
         read = ((node, spelled(node, root)) for node in graph.nodes)
         self.spelled: dict[Node, Spelled] = {node: primitive for node, primitive in read if primitive is not None}
         self.by_primitive: dict[str, list[Node]] = {}
-        for node, primitive in self.spelled.items():
-            self.by_primitive.setdefault(primitive.primitive, []).append(node)
+        self.casts = {node: source for node in graph.nodes if (source := cast_of(node)) is not None}
+        for node in [*self.casts, *self.spelled]:  # a cast first: one at the end belongs to the op
+            primitive = self.spelled.get(self.casts.get(node, node))
+            if primitive is not None:
+                self.by_primitive.setdefault(primitive.primitive, []).append(node)
 
     def find(
         self, patterns: Sequence[Pattern], check: Callable[[Match], Flaw | None]
@@ -117,7 +125,8 @@ class Matcher:
 
     def _candidates(self, expr: Expr) -> list[Node]:
         assert isinstance(expr, Call)
-        names = dict.fromkeys((expr.primitive, *(("mul", "pow") if power_of(expr) else ())))
+        others = ("mul", "pow") if power_of(expr) else ("clamp_min",) if expr.primitive == "relu" else ()
+        names = dict.fromkeys((expr.primitive, *others))
         return [node for name in names for node in self.by_primitive.get(name, [])]
 
     def _matches(self, pattern: Pattern, root: Node) -> Iterator[Match]:
@@ -127,6 +136,10 @@ class Matcher:
         """Every way to read ``value``, an operand of ``reader``, as ``expr``, each as ``match`` grown by it."""
         if isinstance(expr, Name):
             yield from self._bind(expr.name, value, reader, match)
+            if value in self.casts:
+                yield from self._bind(expr.name, self.casts[value], value, self._cover_cast(value, match))
+        elif value in self.casts:
+            yield from self._unify(expr, self.casts[value], value, self._cover_cast(value, match))
         elif isinstance(expr, Const):
             if is_number(value) and Const(float(value)) is expr:
                 # An op reads its own 1.0 as 1; only a graph's 1.0 makes floats of integers.
@@ -145,6 +158,8 @@ class Matcher:
                 yield from self._unify_all(expr.args, primitive.operands, value, grown)
                 if primitive.primitive in ("add", "mul") and a is not rest[0]:
                     yield from self._unify_all(expr.args, (rest[0], a), value, grown)
+            elif expr.primitive == "relu" and primitive.primitive == "clamp_min" and rest == [0]:
+                yield from self._unify_all(expr.args, (a,), value, replace(grown, forward_only=True))
             elif expr.primitive == "square" and primitive.primitive == "mul":
                 yield from self._unify_all(expr.args * 2, primitive.operands, value, grown)
             elif primitive.primitive == "pow" and (power := power_of(expr)) is not None:
@@ -171,7 +186,13 @@ class Matcher:
         if primitive.altered:
             detail = f"the module '{node.target}' has hooks or a forward of its own, which would not run: remove them"
             flaw = flaw or Flaw("hooked", detail)
-        return replace(match, covered={**match.covered, node: primitive}, flaw=flaw)
+        forward_only = match.forward_only or primitive.forward_only
+        return replace(match, covered={**match.covered, node: primitive}, flaw=flaw, forward_only=forward_only)
+
+    def _cover_cast(self, node: Node, match: Match) -> Match:
+        text = f"{{0}}.to({str(value_of(node).dtype).removeprefix('torch.')})"
+        cast = Spelled("cast", (self.casts[node],), text)
+        return replace(match, covered={**match.covered, node: cast}, casts=True)
 
     def _bind(self, name: str, value: Operand, reader: Node, match: Match) -> Iterator[Match]:
         if name in match.spec.params:

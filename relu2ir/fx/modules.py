@@ -19,7 +19,8 @@ from torch import fx, nn
 
 from relu2ir.fx.match import Match
 from relu2ir.fx.patterns import Pattern
-from relu2ir.fx.spellings import ROWS, is_altered, primitive_of
+from relu2ir.fx.reading import is_altered, primitive_of
+from relu2ir.fx.spellings import FORMS, ROWS
 from relu2ir.ir.expr import OPERATORS, Call, postorder
 from relu2ir.nn import Activation, layer_for
 
@@ -124,7 +125,7 @@ def mentions_an_op(module: nn.Module, forward: FunctionType, patterns: Iterable[
     children = {type(child) for child in module.children()}
 
     def mentioned(primitive: str) -> bool:
-        rows = [ROWS[primitive], *([ROWS["pow"]] if primitive == "square" else [])]
+        rows = [ROWS[primitive], *([FORMS["pow"]] if primitive == "square" else [])]
         spellings = {name for row in rows for name in (*row.methods, *(f.__name__ for f in row.functions))}
         by_symbol = primitive == "square" and not symbols.isdisjoint(("**", "*"))
         return by_symbol or not words.isdisjoint(spellings) or not children.isdisjoint(ROWS[primitive].modules)

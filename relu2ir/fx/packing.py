@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from relu2ir.spec import Layout
 
 aten = torch.ops.aten
 _CHUNK = (torch.chunk, aten.chunk.default, "chunk")
+_NARROW = (torch.narrow, aten.narrow.default, "narrow")
 _SPLIT = (torch.split, aten.split.Tensor, aten.split_with_sizes.default, aten.split.sizes, "split", "split_with_sizes")
 
 
@@ -28,31 +30,53 @@ class Part:
 
 def part_of(node: Node) -> Part | None:
     """``node`` as a part of a packed tensor, or None."""
-    if node.target is aten.slice.Tensor:
-        return _every_second(node, *node.args)
-    if node.target is not operator.getitem or not isinstance(node.args[0], Node):
+    sliced = _sliced(node)
+    if sliced is not None:
+        return _part_by_slice(node, *sliced)
+    if node.target is not operator.getitem or not isinstance(node.args[0], Node) or node.args[1] not in (0, 1):
         return None
     split, index = node.args
-    if isinstance(index, tuple) and len(index) == 2 and index[0] is ... and isinstance(index[1], slice):
-        return _every_second(node, split, -1, index[1].start, index[1].stop, index[1].step)
-    if index not in (0, 1):
-        return None
     source = split.args[0] if split.args else split.kwargs.get("input", split.kwargs.get("self"))
     if not isinstance(source, Node) or not _halves(split, source):
         return None
     return Part(source, Layout.halves, int(index), (node, split))
 
 
-def _every_second(
-    node: Node, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
-) -> Part | None:
-    """``x[..., ::2]`` or ``x[..., 1::2]`` as the first or the second of each pair."""
-    shape = getattr(value_of(source), "shape", (0,))
-    last = len(shape) > 0 and dim in (-1, len(shape) - 1) and shape[-1] % 2 == 0
-    whole = end is None or (isinstance(end, int) and end >= shape[-1] > 0)
-    if not (last and whole and step == 2 and start in (None, 0, 1)):
+def _sliced(node: Node) -> tuple[Node, Any, slice] | None:
+    """The tensor, the dimension and the slice of ``x[..., a:b:c]``, ``x.narrow(dim, start, length)`` and aten.slice."""
+    if not node.args or node.kwargs:
         return None
-    return Part(source, Layout.pairs, start or 0, (node,))
+    source, rest = node.args[0], list(node.args[1:])
+    if not isinstance(source, Node):
+        return None
+    if node.target is operator.getitem:
+        index = rest[0]
+        if isinstance(index, tuple) and len(index) == 2 and index[0] is ... and isinstance(index[1], slice):
+            return source, -1, index[1]
+    elif node.target is aten.slice.Tensor:
+        dim, start, stop, step = [*rest, *(0, None, None, 1)[len(rest) :]]
+        return source, dim, slice(start, stop, step)
+    elif node.target in _NARROW and [type(arg) for arg in rest] == [int, int, int]:
+        dim, start, length = rest
+        return source, dim, slice(start, start + length)
+    return None
+
+
+def _part_by_slice(node: Node, source: Node, dim: Any, taken: slice) -> Part | None:
+    shape: Sequence[Any] = getattr(value_of(source), "shape", ())
+    numbers = all(bound is None or type(bound) is int for bound in (taken.start, taken.stop, taken.step))
+    if not numbers or len(shape) == 0 or dim not in (-1, len(shape) - 1):
+        return None
+    width = shape[-1]
+    if type(width) is not int or width == 0 or width % 2:
+        return None
+    elements = taken.indices(width)
+    for index in (0, 1):
+        if elements == (index * width // 2, (index + 1) * width // 2, 1):
+            return Part(source, Layout.halves, index, (node,))
+        if elements == (index, width, 2):
+            return Part(source, Layout.pairs, index, (node,))
+    return None
 
 
 def _halves(split: Node, source: Node) -> bool:
@@ -77,6 +101,26 @@ def _argument(node: Node, at: int, keywords: tuple[str, ...], default: Any) -> A
     if at < len(node.args):
         return node.args[at]
     return next((node.kwargs[keyword] for keyword in keywords if keyword in node.kwargs), default)
+
+
+# Methods and functions that change a tensor's type, among other things: fake values say what they did.
+_CASTS = (
+    "to", "type", "type_as", "float", "half", "bfloat16", torch.Tensor.to, aten._to_copy.default, aten.to.dtype,
+    aten.type_as.default,
+)  # fmt: skip
+
+
+def cast_of(node: Node) -> Node | None:
+    """What ``node`` only changes the floating type of, between a half type and float32; None if it is no such cast."""
+    if node.target not in _CASTS or not node.args or not isinstance(node.args[0], Node):
+        return None
+    source, value = value_of(node.args[0]), value_of(node)
+    if not isinstance(source, torch.Tensor) or not isinstance(value, torch.Tensor):
+        return None
+    halves = {torch.float16, torch.bfloat16}
+    kept = source.device == value.device and source.shape == value.shape and source.stride() == value.stride()
+    between = {source.dtype, value.dtype} - {torch.float32} <= halves and source.dtype != value.dtype
+    return node.args[0] if kept and between and torch.float32 in (source.dtype, value.dtype) else None
 
 
 def value_of(node: Node) -> Any:

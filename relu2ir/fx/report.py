@@ -23,7 +23,8 @@ class Site:
 
     ``tensors`` are the op's operands as the capture knew them (fake), or None where it knew none; ``dtype`` and
     ``device`` are then those of the model's parameters, and ``shape`` is None. ``providers`` is what was asked for when
-    the graph was compiled.
+    the graph was compiled. ``exact``: fusing changed no bit; otherwise half types are rounded once instead of at every
+    step.
     """
 
     spec: OpSpec = field(repr=False)
@@ -34,15 +35,11 @@ class Site:
     dtype: torch.dtype | None = None
     device: torch.device | None = None
     providers: str | None = None
+    exact: bool = True
 
     @property
     def op(self) -> str:
         return self.spec.qualname
-
-    @property
-    def exact(self) -> bool:
-        """Whether fusing changes no bit; otherwise half types are rounded once instead of at every step."""
-        return self.spec.exact
 
     @property
     def shape(self) -> tuple[Any, ...] | None:

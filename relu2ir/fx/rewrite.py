@@ -10,16 +10,17 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
-from relu2ir.fx.check import Checker
+from relu2ir.fx.check import Checker, is_assertion
 from relu2ir.fx.match import Match, Matcher
 from relu2ir.fx.patterns import Pattern
 
 
-def raise_ops(
-    graph: Graph, root: nn.Module, patterns: list[Pattern], autocast: bool = False
-) -> tuple[list[Match], list[Match]]:
-    """Rewrite ``graph`` in place; the matches and the near misses. Matches still hold the nodes that they replaced."""
-    found, near = find_ops(graph, root, patterns, autocast)
+def raise_ops(graph: Graph, root: nn.Module, patterns: list[Pattern], **how: bool) -> tuple[list[Match], list[Match]]:
+    """Rewrite ``graph`` in place; the matches and the near misses. Matches still hold the nodes that they replaced.
+
+    ``how`` is what `Checker` takes.
+    """
+    found, near = find_ops(graph, root, patterns, **how)
     position = {node: i for i, node in enumerate(graph.nodes)}
     replaced: dict[Node, Node] = {}
     for match in found:
@@ -27,11 +28,9 @@ def raise_ops(
     return found, near
 
 
-def find_ops(
-    graph: Graph, root: nn.Module, patterns: list[Pattern], autocast: bool = False
-) -> tuple[list[Match], list[Match]]:
+def find_ops(graph: Graph, root: nn.Module, patterns: list[Pattern], **how: bool) -> tuple[list[Match], list[Match]]:
     """The matches and the near misses of ``graph``, which is left as it is."""
-    return Matcher(graph, root).find(patterns, Checker(graph, root, autocast).flaw)
+    return Matcher(graph, root).find(patterns, Checker(graph, root, **how).flaw)
 
 
 def _replace(graph: Graph, match: Match, position: dict[Node, int], replaced: dict[Node, Node]) -> Node:
@@ -45,6 +44,8 @@ def _replace(graph: Graph, match: Match, position: dict[Node, int], replaced: di
     match.root.replace_all_uses_with(node)
     # Only what this rewrite has left without a reader; eliminate_dead_code() would drop the user's square_().
     for dead in sorted([*match.covered, *match.packing], key=position.__getitem__, reverse=True):
+        for user in [user for user in dead.users if dead is not match.root and is_assertion(user)]:
+            graph.erase_node(user)
         if not dead.users:
             graph.erase_node(dead)
     return node

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from relu2ir.fx.spellings import has_own_forward
+from relu2ir.fx.reading import has_own_forward
 
 _TRUSTED = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _STDLIB = sysconfig.get_path("stdlib")
