@@ -54,7 +54,7 @@ def _sliced(node: Node) -> tuple[Node, Any, slice] | None:
         if isinstance(index, tuple) and len(index) == 2 and index[0] is ... and isinstance(index[1], slice):
             return source, -1, index[1]
     elif node.target is aten.slice.Tensor:
-        dim, start, stop, step = [*rest, *(0, None, None, 1)[len(rest) :]]
+        dim, start, stop, step = rest + [0, None, None, 1][len(rest) :]
         return source, dim, slice(start, stop, step)
     elif node.target in _NARROW and [type(arg) for arg in rest] == [int, int, int]:
         dim, start, length = rest
