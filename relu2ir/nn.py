@@ -16,7 +16,10 @@ from relu2ir.registry import provider
 from relu2ir.spec import OpSpec
 
 # How the field writes the words of op names; any other word is capitalised.
-_WORDS = {"relu": "ReLU", "silu": "SiLU", "gelu": "GELU", "swiglu": "SwiGLU", "geglu": "GEGLU"}
+_WORDS = {
+    **{"relu": "ReLU", "silu": "SiLU", "gelu": "GELU", "xielu": "XIELU", "fatrelu": "FATReLU", "situ": "SiTU"},
+    **{"swiglu": "SwiGLU", "geglu": "GEGLU", "swigluoai": "SwigluOAI", "swiglustep": "SwigluStep"},
+}
 
 
 class Activation(torch.nn.Module):
