@@ -11,9 +11,10 @@ import torch
 import relu2ir
 from relu2ir import demo, library, registry
 from relu2ir.errors import Error
+from relu2ir.layout import logical_shape
 from relu2ir.platforms import PLATFORMS, platform_of
 from relu2ir.registry import Imagined
-from relu2ir.spec import OpSpec
+from relu2ir.spec import Layout, OpSpec
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,7 +72,7 @@ def _explain(args: argparse.Namespace) -> int:
         device = torch.device(args.device)
     except RuntimeError:
         raise Error(f"unknown device '{args.device}'; use a torch device such as cuda, cpu, xpu or mps") from None
-    print(relu2ir.explain(args.op, *(Imagined(shape, dtype, device) for _ in spec.inputs)))
+    print(relu2ir.explain(args.op, *_imagined(spec, shape, dtype, device)))
     return 0
 
 
@@ -86,7 +87,7 @@ def _machine() -> str:
     lines += [f"  {platform:<8}{', '.join(registry.row(platform))}" for platform in PLATFORMS]
     lines += ["", "ops"]
     for spec in library.specs():
-        lines += [f"  {spec.qualname:<24}{spec.formula}"]
+        lines += [f"  {spec.qualname}  {spec.formula}"]
         for name, provider in registry.PROVIDERS.items():
             tensors = _on_device_of(name, spec)
             reason = provider.missing() or provider.refuses(spec, tensors)
@@ -98,7 +99,14 @@ def _on_device_of(provider: str, spec: OpSpec) -> list[Imagined]:
     """Operands where the provider could run them: on the GPU, for one that a GPU platform prefers."""
     on_gpu = provider in registry.row("cuda") and provider != "native"
     device = torch.device("cuda" if on_gpu else "cpu")
-    return [Imagined((8, 64), torch.float32, device) for _ in spec.inputs]
+    return _imagined(spec, (8, 64), torch.float32, device)
+
+
+def _imagined(spec: OpSpec, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> list[Imagined]:
+    """Operands of the op whose first has this shape; the others fit it."""
+    logical = logical_shape(spec.inputs[0].layout, shape) or tuple(shape)
+    shapes = {Layout.vector: logical[-1:], Layout.scalar: (1,)}
+    return [Imagined(shapes.get(input.layout, shape), dtype, device) for input in spec.inputs]
 
 
 def _shown(args: argparse.Namespace) -> str:
