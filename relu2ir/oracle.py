@@ -127,6 +127,13 @@ def smallest(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
 
 
+def ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The distance between neighbours of ``dtype`` at each of ``values``, which are float64."""
+    exponent = torch.frexp(values).exponent
+    unit = torch.ldexp(torch.ones_like(values), exponent - 1) * torch.finfo(dtype).eps
+    return torch.where(values == 0, 0, unit).clamp(min=smallest(dtype))
+
+
 def mismatches(
     spec: OpSpec, args: Sequence[Any], results: Sequence[torch.Tensor], compute: torch.dtype | None = None
 ) -> list[str]:
