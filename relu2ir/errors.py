@@ -40,7 +40,10 @@ class ExprError(Error):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong in a spec file. ``line`` and ``column`` are 1-based; 0 means the whole file."""
+    """One thing wrong in a spec file. ``line`` and ``column`` are 1-based; 0 means the whole file.
+
+    ``relation``: it lies inside an expression, or between names or entries, where no JSON Schema can see it.
+    """
 
     file: str
     line: int
@@ -48,6 +51,7 @@ class Problem:
     message: str
     path: str = "$"
     excerpt: str = ""
+    relation: bool = False
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file

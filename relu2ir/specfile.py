@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -12,6 +11,7 @@ from types import MappingProxyType
 
 import yaml
 
+from relu2ir import names
 from relu2ir.errors import ExprError, Problem, SpecError, suggestion
 from relu2ir.ir.emit import used_names
 from relu2ir.ir.expr import Call, Expr, Name, fold
@@ -23,32 +23,26 @@ from relu2ir.yamltree import YamlTree
 
 FILE_KEYS = ("namespace", "platforms", "ops")
 OP_KEYS = ("doc", "source", "inputs", "params", "expr", "tolerance")
+REQUIRED_KEYS = ("inputs", "expr")
+LAYOUTS = {
+    "halves": "Two parts, the first and the second half of the last dimension.",
+    "pairs": "Two parts, the first and the second of each pair in the last dimension.",
+    "vector": "One element for each column, the same in every row: a bias.",
+    "scalar": "One element for the whole op: a learned number.",
+}
 PACKED = tuple(layout.value for layout in Layout if layout.packed)
 BROADCAST = tuple(layout.value for layout in Layout if layout.broadcast)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 DEFAULT_NAMESPACE = "relu2ir"
 MAX_EXCERPT = 200
+MAX_SIZE = 200_000  # PyYAML reads about 100,000 characters a second
 # What Python numbers can do too.
 ARITHMETIC = ("neg", "add", "sub", "mul", "div")
 
-_NAME = re.compile(r"[a-z](?:[a-z0-9_]*[a-z0-9])?", re.ASCII)
-_NAME_RULE = "use lower-case letters, digits and '_', beginning with a letter and not ending in '_'"
 _BOUNDS = (
     "minimum and maximum are of two tensors, clamp is between two numbers, clamp_min(x, low) and clamp_max(x, high) "
     "take either"
 )
-# Words that generated code and calls use themselves (v0, grad, provider, ...), that torch.ops has as attributes (name,
-# higher_order, loaded_libraries), or that C++ keeps; Python's and the primitives come on top.
-_RESERVED = re.compile(
-    r"v\d+|grad|self|in|out|params|torch|tl|std|provider|name|higher_order|loaded_libraries|"
-    r"alignas|alignof|and_eq|asm|auto|bitand|bitor|bool|case|catch|char|char8_t|char16_t|char32_t|co_await|co_return|"
-    r"co_yield|compl|concept|const|const_cast|consteval|constexpr|constinit|decltype|default|delete|do|double|"
-    r"dynamic_cast|enum|explicit|export|extern|false|float|friend|goto|inline|int|long|mutable|namespace|new|noexcept|"
-    r"not_eq|nullptr|operator|or_eq|private|protected|public|register|reinterpret_cast|requires|short|signed|sizeof|"
-    r"static|static_assert|static_cast|struct|switch|template|this|thread_local|throw|true|typedef|typeid|typename|"
-    r"union|unsigned|using|virtual|void|volatile|wchar_t|xor|xor_eq"
-)
-_TORCH_NAMESPACES = ("aten", "prim", "prims")
 # The names that an expression may read: where each is declared, as a node and as a path.
 _Scope = dict[str, tuple[yaml.Node, str]]
 
@@ -66,7 +60,8 @@ class SpecFile:
 def read(path: str | Path) -> SpecFile:
     """Read and verify the file at ``path``; SpecError with every problem found."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        data = Path(path).read_bytes()
+        text = data.decode("utf-8-sig")
     except OSError as error:
         raise SpecError([Problem(str(path), 0, 0, f"cannot read the spec file: {error.strerror}")]) from None
     except UnicodeDecodeError:
@@ -76,6 +71,9 @@ def read(path: str | Path) -> SpecFile:
 
 def read_text(text: str, path: str = "<text>") -> SpecFile:
     """Like `read`, from text; ``path`` only names it in messages."""
+    if len(text) > MAX_SIZE:
+        message = f"the file has {len(text):,} characters; a spec file may have {MAX_SIZE:,}"
+        raise SpecError([Problem(path, 0, 0, message)])
     tree = YamlTree(path, text)
     root = tree.root()
     file = _file(tree, root) if root is not None else None
@@ -109,7 +107,8 @@ def _platforms(tree: YamlTree, node: yaml.Node) -> dict[str, tuple[str, ...]]:
         before = len(tree.problems)
         row = [name for name, _ in tree.names(value, where, f"the row of '{platform}'")]
         if len(tree.problems) == before and (row[-1:] != ["native"] or len(set(row)) < len(row)):
-            tree.problem(value, where, f"the row of '{platform}' must name each provider once and end with 'native'")
+            message = f"the row of '{platform}' must name each provider once and end with 'native'"
+            tree.problem(value, where, message, relation=True)
         table[platform] = tuple(row)
     return table
 
@@ -118,7 +117,7 @@ def _op(tree: YamlTree, namespace: str, name: str, key: yaml.Node, node: yaml.No
     where, before = f"$.ops.{name}", len(tree.problems)
     _check_name(tree, key, name, where, "an op")
     found = tree.fields(node, where, f"op '{name}'", OP_KEYS)
-    for required in ("inputs", "expr"):
+    for required in REQUIRED_KEYS:
         if required not in found and isinstance(node, yaml.MappingNode):
             tree.problem(key, where, f"op '{name}' has no '{required}'")
     declared, scope = len(tree.problems), _Scope()
@@ -155,7 +154,8 @@ def _inputs(tree: YamlTree, node: yaml.Node, where: str, scope: _Scope) -> list[
         for name, key, value in tree.entries(node, where, "'inputs'"):
             inputs.append(_input(tree, name, key, value, f"{where}.{name}", scope))
         if inputs and inputs[0].layout.broadcast:
-            tree.problem(node, where, "the first input gives the op its shape; put one that is not broadcast first")
+            message = "the first input gives the op its shape; put one that is not broadcast first"
+            tree.problem(node, where, message, relation=True)
     if not inputs and not tree.problems:
         tree.problem(node, where, "an op needs at least one input")
     return inputs
@@ -231,7 +231,8 @@ def _expr(tree: YamlTree, node: yaml.Node, op: str, where: str, scope: _Scope | 
         return None
     for name, (declared, path) in (scope or {}).items():
         if name not in used:
-            tree.problem(declared, path, f"'{name}' is declared in op '{op}' but its expr never uses it")
+            message = f"'{name}' is declared in op '{op}' but its expr never uses it"
+            tree.problem(declared, path, message, relation=True)
     return expr
 
 
@@ -276,24 +277,18 @@ def _expr_problem(tree: YamlTree, node: yaml.Node, op: str, where: str, error: E
         excerpt = f"    {line}\n    {' ' * error.start}{caret} {error.message}"
     else:
         excerpt = f"    {error.message} (character {error.start + 1})"
-    tree.problem(node, where, f"cannot read expr of op '{op}'", start, excerpt)
+    tree.problem(node, where, f"cannot read expr of op '{op}'", start, excerpt, relation=True)
 
 
 def _declare(tree: YamlTree, scope: _Scope, name: str, node: yaml.Node, where: str, what: str) -> None:
     _check_name(tree, node, name, where, what)
     if name in scope:
         first = scope[name][0].start_mark.line + 1
-        tree.problem(node, where, f"'{name}' is declared twice, first on line {first}")
+        tree.problem(node, where, f"'{name}' is declared twice, first on line {first}", relation=True)
     scope.setdefault(name, (node, where))
 
 
-def _check_name(tree: YamlTree, node: yaml.Node, name: str, where: str, what: str) -> None:
-    reserved: Sequence[str] = () if what in ("an op", "a namespace") else tuple(PRIMITIVES)
-    if not _NAME.fullmatch(name):
-        tree.problem(node, where, f"'{name}' cannot name {what}: {_NAME_RULE}")
-    elif keyword.iskeyword(name) or _RESERVED.fullmatch(name) or name in reserved:
-        tree.problem(node, where, f"'{name}' cannot name {what}: it is a reserved word; choose another")
-    elif what == "a namespace" and name in _TORCH_NAMESPACES:
-        tree.problem(node, where, f"'{name}' cannot name {what}: it is torch's own; choose another")
-    elif what == "an op" and name.endswith("_backward"):
-        tree.problem(node, where, f"'{name}' cannot name {what}: derived gradient ops end in '_backward'")
+def _check_name(tree: YamlTree, node: yaml.Node, name: str, where: str, kind: str) -> None:
+    problem = names.problem(name, kind)
+    if problem is not None:
+        tree.problem(node, where, problem)

@@ -21,9 +21,11 @@ class YamlTree:
         self.path, self.text = path, text
         self.problems: list[Problem] = []
 
-    def problem(self, node: yaml.Node, where: str, message: str, offset: int = 0, excerpt: str = "") -> None:
-        mark = node.start_mark
-        self.problems.append(Problem(self.path, mark.line + 1, mark.column + 1 + offset, message, where, excerpt))
+    def problem(
+        self, node: yaml.Node, where: str, message: str, offset: int = 0, excerpt: str = "", relation: bool = False
+    ) -> None:
+        mark, column = node.start_mark, node.start_mark.column + 1 + offset
+        self.problems.append(Problem(self.path, mark.line + 1, column, message, where, excerpt, relation))
 
     def root(self) -> yaml.Node | None:
         """The document's root node, or None after noting why there is none."""
@@ -72,7 +74,7 @@ class YamlTree:
         """The items of a list of names."""
         items = node.value if isinstance(node, yaml.SequenceNode) else [node]
         if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in items):
-            return [(item.value, item) for item in items]
+            return [(self.string(item, where, f"a name in {what}"), item) for item in items]
         self.problem(node, where, f"{what} must be a list of names, such as [x, y]")
         return []
 
@@ -86,7 +88,7 @@ class YamlTree:
     def number(self, node: yaml.Node, where: str, what: str) -> float:
         # By float(), not by YAML's tag: YAML 1.1 calls 1e-3 text and 1:30 the number 90. float() reads any script's
         # digits, and 1_0 as 10: neither is a number here.
-        written = node.value if isinstance(node, yaml.ScalarNode) else ""
+        written = node.value if isinstance(node, yaml.ScalarNode) and node.style is None else ""
         try:
             value = float(written) if written.isascii() and "_" not in written else math.nan
         except ValueError:

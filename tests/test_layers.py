@@ -16,7 +16,7 @@ PACKAGE = ROOT / "relu2ir"
 LAYERS = {
     "errors": 0, "platforms": 0,
     "ir": 1,
-    "spec": 2, "specfile": 2, "yamltree": 2, "layout": 2,
+    "spec": 2, "names": 2, "schema": 2, "specfile": 2, "yamltree": 2, "layout": 2,
     "overrides": 3, "registry": 3, "guards": 3, "oracle": 3,
     "providers": 4,
     "eager": 5, "counting": 5, "front": 5, "library": 5, "nn": 5,

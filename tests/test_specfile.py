@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 from relu2ir.errors import Error, SpecError
 from relu2ir.ir.parse import parse
 from relu2ir.ir.primitives import PRIMITIVES
-from relu2ir.spec import Input, Layout
+from relu2ir.oracle import evaluate
+from relu2ir.registry import provider
+from relu2ir.spec import Input, Layout, OpSpec
 from relu2ir.specfile import FILE_KEYS, OP_KEYS, SpecFile, read, read_text
 
 OPS_YAML = Path(__file__).parents[1] / "ops.yaml"
@@ -32,6 +35,10 @@ def outcome(text: str) -> SpecFile | SpecError:
 
 def said_of(stanza: str) -> list[str]:
     return said("ops: {f: {" + stanza + "}}")
+
+
+def ops_of(stanza: str) -> tuple[OpSpec, ...]:
+    return read_text("ops: {f: {" + stanza + "}}").ops
 
 
 def test_the_projects_own_file_declares_what_the_readme_says():
@@ -190,12 +197,20 @@ def test_a_problem_in_an_expression_has_its_place_and_a_caret(written, expected)
     assert said("ops:\n  f:\n    inputs: [x]\n" + written) == expected
 
 
+BOUNDS = (
+    "minimum and maximum are of two tensors, clamp is between two numbers, clamp_min(x, low) and clamp_max(x, high) "
+    "take either"
+)
+
+
 @pytest.mark.parametrize(
     ("expr", "message"),
     [
         ("x * sqrt(2)", "'sqrt(2)' reads no input; write a number or a param in its place"),
         ("x * sigmoid(limit)", "'sigmoid(limit)' reads no input; write a number or a param in its place"),
-        ("where(limit < 1, x, 0)", "'limit < 1' reads no input; write a number or a param in its place"),
+        ("minimum(x, limit)", f"'limit' in 'minimum(x, limit)' reads no input; {BOUNDS}"),
+        ("clamp_min(limit, x)", f"'limit' in 'clamp_min(limit, x)' reads no input; {BOUNDS}"),
+        ("clamp(x, 0, limit * x)", f"'limit * x' in 'clamp(x, 0, limit * x)' reads an input; {BOUNDS}"),
         # torch.where of two Python numbers is float32 or int64, whatever x is.
         ("where(x < limit, 0, 1) * x",
          "the values of 'where(x < limit, 0, 1)' read no input; write a number or a param in its place"),
@@ -290,6 +305,53 @@ def test_nothing_in_a_spec_is_executed(text, tmp_path):
     assert not made.exists()
 
 
+BROKEN = {
+    "a tab": "ops:\n\tf: {}",
+    "an open bracket": "ops: {f: {inputs: [x, expr: relu(x)}}",
+    "an open quote": "ops: {f: {inputs: [x], expr: 'relu(x)}}",
+    "an unknown alias": "ops: *f",
+    "an alias of itself": "ops: &a {f: *a}",
+    "a list in itself": "ops: {f: {inputs: &a [*a], expr: x}}",
+    "many aliases": "ops: &a {f: &b [x, x], g: &c [*b, *b], h: &d [*c, *c], i: &e [*d, *d], j: [*e, *e]}",
+    "a merge": "base: &b {inputs: [x]}\nops: {f: {<<: *b, expr: relu(x)}}",
+    "two documents": "ops: {}\n---\nops: {}",
+    "a directive": "%YAML 9.9\n---\nops: {f: {}}",
+    "a tag": "ops: {f: {inputs: [x], expr: !mine relu(rleu(x))}}",
+    "a binary": "ops: {f: {inputs: [x], expr: !!binary cmVsdSh4KQ==}}",
+    "a set": "ops: !!set {f, g}",
+    "a key that is a list": "ops: {[a, b]: {}}",
+    "a key twice": "ops: {f: {inputs: [x], inputs: [y], expr: x * y}}",
+    "an op twice": "ops:\n  f: {inputs: [x], expr: -x}\n  f: {inputs: [x], expr: -x}",
+    "a NUL": "ops: {f: {inputs: [x], expr: 're\0lu(x)'}}",
+    "a control character": "ops: {f: {inputs: [x], expr: 're\x1blu(x)'}}",
+    "a letter of another script": "ops: {f: {inputs: [x], expr: r\u0435lu(x)}}",
+    "digits of another script": "ops: {f: {inputs: [x], params: {p: ٣}, expr: x * p}}",
+    "carriage returns": "ops:\r\n  f:\r\n    inputs: [x]\r\n    expr: rleu(x)\r\n",
+    "a block": "ops:\n  f:\n    inputs: [x]\n    expr: |\n      relu(x\n",
+    "a folded block": "ops:\n  f:\n    inputs: [x]\n    expr: >-\n      relu(\n      rleu(x))\n",
+    "a deep list": "ops: " + "[" * 5000,
+    "a deep mapping": "ops: " + "{a: " * 3000,
+    "a deep expression": "ops: {f: {inputs: [x], expr: '" + "relu(" * 300 + "x" + ")" * 300 + "'}}",
+    "a long expression": "ops: {f: {inputs: [x], expr: '" + "x + " * 5000 + "x'}}",
+    "a huge number": "ops: {f: {inputs: [x], params: {p: 1" + "0" * 400 + "}, expr: x * p}}",
+    "a sexagesimal": "ops: {f: {inputs: [x], params: {p: 1:30}, expr: x * p}}",
+    "a quoted number": "ops: {f: {inputs: [x], params: {p: '7.0'}, expr: x * p}}",
+    "not a number": "ops: {f: {inputs: [x], params: {p: .nan}, expr: x * p}}",
+    "much of it": "[" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_is_a_spec_error_that_says_where(name):
+    found = outcome(BROKEN[name])
+    assert isinstance(found, SpecError)
+    lines = BROKEN[name].splitlines()
+    for problem in found.problems:
+        assert 0 <= problem.line <= len(lines) + 1
+        assert problem.message and len(str(problem)) < 1500
+        assert problem.line or name in ("a deep list", "a deep mapping", "much of it", "a NUL", "a control character")
+
+
 _NODES = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8)
     | st.sampled_from(["x", "y", "gate", "native", "cuda", "square(relu(x))", "x * y", *PRIMITIVES]),
@@ -322,3 +384,64 @@ def test_any_stanza_is_an_op_or_a_spec_error_at_its_place(stanza, name):
     else:
         lines = len(text.splitlines())
         assert all(1 <= p.line <= lines + 1 and p.path.startswith("$.ops") for p in found.problems)
+
+
+def test_a_choice_may_depend_on_params_alone():
+    (spec,) = ops_of(
+        "inputs: [x], params: {limit: 2}, expr: 'where(limit < 1, relu(x), x * where(limit < 3, 2, limit))'"
+    )
+    run = provider("native", "").lower(spec)
+    x = torch.tensor([-1.0, 3.0])
+    assert run(x, 0.0).tolist() == [0.0, 3.0]
+    assert run(x, 2.0).tolist() == [-2.0, 6.0]
+    assert run(x, 4.0).tolist() == [-4.0, 12.0]
+    for limit in (0.0, 2.0, 4.0):
+        wide, limit_tensor = x.double(), torch.tensor(limit, dtype=torch.float64)
+        assert torch.equal(run(wide, limit), evaluate(spec.expr, {"x": wide, "limit": limit_tensor}, torch.float64))
+
+
+def test_inputs_that_are_broadcast():
+    (spec,) = ops_of("inputs: {x: {halves: [a, b]}, bias: vector, scale: scalar}, expr: (a + bias) * b * scale")
+    assert [str(input) for input in spec.inputs] == ["x: halves[a, b]", "bias: vector", "scale: scalar"]
+    assert spec.definition == "(x: halves[a, b], bias: vector, scale: scalar) -> (a + bias) * b * scale"
+    plain = ops_of("inputs: {x: {halves: [a, b]}, bias: , scale: scalar}, expr: (a + bias) * b * scale")[0]
+    assert plain.hash != spec.hash
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        ("{x: , b: column}",
+         "1:28: unknown layout 'column' of input 'b'; valid: 'vector', 'scalar' at $.ops.f.inputs.b"),
+        ("{b: vector, x: }",
+         "1:19: the first input gives the op its shape; put one that is not broadcast first at $.ops.f.inputs"),
+    ],
+)  # fmt: skip
+def test_a_problem_of_a_broadcast_input(inputs, expected):
+    assert said(f"ops: {{f: {{inputs: {inputs}, expr: x + b}}}}") == [f"ops.yaml:{expected}"]
+
+
+@pytest.mark.parametrize(
+    ("expr", "message"),
+    [
+        ("x - mean(x)", "unknown primitive 'mean'; an expression has no reductions, an op is elementwise: compute it "
+                        "outside and pass it as an input"),
+        ("x / max(x)", "unknown primitive 'max'; write maximum(a, b) for two values; an expression has no reductions, "
+                       "an op is elementwise: compute it outside and pass it as an input"),
+        ("chunk(x, 2)", "unknown primitive 'chunk'; an expression has no shapes or indices: declare halves, pairs or a "
+                        "vector under 'inputs'"),
+        ("x[0]",
+         "unexpected '['; an expression cannot index: name the halves or pairs of a packed input under 'inputs'"),
+        ("x.shape", "unexpected '.'; an expression has no attributes or methods: call a primitive, as in relu(x)"),
+        ("x ** 2", "unexpected '**'; write square(x) for x ** 2"),
+        ("pow(x, 3)", "unknown primitive 'pow'; write square(x), or x * x * x"),
+        ("gelu(x, approximate)", "'gelu' takes 1 argument; found 2"),
+        ("gelu(x, approximate=1)", "unexpected '='; nothing is assigned or passed by keyword"),
+        ("dropout(x)", "unknown primitive 'dropout'; an expression has no randomness: pass a mask as an input"),
+        ("leaky_relu(x)", "unknown primitive 'leaky_relu'; write where(x > 0, x, 0.01 * x)"),
+        ("x * (x > 0)", "a comparison is only allowed as the first argument of 'where'"),
+    ],
+)  # fmt: skip
+def test_what_an_expression_may_not_say_names_the_way_out(expr, message):
+    _, _, caret = said_of(f"inputs: [x], expr: '{expr}'")
+    assert caret.lstrip(" ^") == message

@@ -30,6 +30,30 @@ _WAYS_OUT = {
     ".": "an expression has no attributes or methods: call a primitive, as in relu(x)",
     "=": "nothing is assigned or passed by keyword",
 }
+# What is not in the vocabulary, by the reason, and what to write for it.
+_NO_REDUCTION = "an expression has no reductions, an op is elementwise: compute it outside and pass it as an input"
+_NO_SHAPE = "an expression has no shapes or indices: declare halves, pairs or a vector under 'inputs'"
+_NO_CHANCE = "an expression has no randomness: pass a mask as an input"
+_WORDS = {
+    _NO_REDUCTION: "sum mean prod norm var amax amin softmax logsumexp cumsum argmax argmin any all",
+    _NO_SHAPE: "shape size len view reshape transpose permute cat stack chunk split slice index",
+    _NO_CHANCE: "dropout rand randn bernoulli",
+}
+_REFUSED = {word: reason for reason, words in _WORDS.items() for word in words.split()} | {
+    "max": f"write maximum(a, b) for two values; {_NO_REDUCTION}",
+    "min": f"write minimum(a, b) for two values; {_NO_REDUCTION}",
+    "pow": "write square(x), or x * x * x",
+    "rsqrt": "write 1 / sqrt(x)",
+    "reciprocal": "write 1 / x",
+    "exp2": "write exp(0.6931471805599453 * x)",
+    "swish": "write silu(x)",
+    "logsigmoid": "write -softplus(-x)",
+    "leaky_relu": "write where(x > 0, x, 0.01 * x)",
+    "elu": "write where(x > 0, x, expm1(x))",
+    "relu6": "write clamp(x, 0, 6)",
+    "hardtanh": "write clamp(x, -1, 1)",
+    "if": "write where(x > 0, a, b)",
+}
 _ONLY_IN_WHERE = "a comparison is only allowed as the first argument of 'where'"
 
 
@@ -152,8 +176,9 @@ class _Parser:
 
     def call(self, token: Token) -> Expr:
         if token.text not in _CALLED:
-            message = f"unknown primitive '{token.text}'{suggestion(token.text, _CALLED)}"
-            raise ExprError(message, token.start, len(token.text))
+            way_out = _REFUSED.get(token.text)
+            way_out = f"; {way_out}" if way_out else suggestion(token.text, _CALLED)
+            raise ExprError(f"unknown primitive '{token.text}'{way_out}", token.start, len(token.text))
         args = self.arguments()
         wanted = len(PRIMITIVES[token.text].args)
         if len(args) != wanted:
