@@ -29,7 +29,7 @@ from relu2ir.spec import OpSpec
 if TYPE_CHECKING:
     import torch
 
-    from relu2ir.fx.fuse import fuse
+    from relu2ir.fx.fuse import find, fuse
     from relu2ir.fx.lower import lower
 
 __version__ = "0.1.0"
@@ -41,6 +41,7 @@ __all__ = [
     "ProviderError",
     "SpecError",
     "explain",
+    "find",
     "fuse",
     "load",
     "lower",
@@ -102,7 +103,7 @@ refresh()
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("fuse", "lower"):  # the pass is imported when it is first used
+    if name in ("find", "fuse", "lower"):  # the pass is imported when it is first used
         from relu2ir import fx
 
         return getattr(fx, name)

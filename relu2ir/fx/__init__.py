@@ -1,6 +1,9 @@
-"""The FX pass: `fuse` raises what a user wrote to ops, `lower` turns ops into what the chosen provider runs."""
+"""The FX pass: `fuse` raises what a user wrote to ops, `lower` turns ops into what the chosen provider runs.
 
-from relu2ir.fx.fuse import fuse
+`find` is the report of `fuse` alone.
+"""
+
+from relu2ir.fx.fuse import find, fuse
 from relu2ir.fx.lower import lower
 
-__all__ = ["fuse", "lower"]
+__all__ = ["find", "fuse", "lower"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx, nn
+from torch.export import ExportedProgram
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from relu2ir import library
@@ -15,6 +17,7 @@ from relu2ir.fx.match import Match
 from relu2ir.fx.modules import FusedForward, as_layer, mentions_an_op
 from relu2ir.fx.packing import value_of
 from relu2ir.fx.patterns import Pattern, patterns
+from relu2ir.fx.program import edited
 from relu2ir.fx.report import FuseResult, NearMiss, Site, Skipped
 from relu2ir.fx.rewrite import path_of, raise_ops, source_of
 from relu2ir.fx.structure import copy_graph, copy_structure, relink
@@ -24,20 +27,42 @@ from relu2ir.spec import OpSpec
 _WAY_OUT = "torch.compile(model, backend='relu2ir') fuses it with guards"
 
 
-def fuse(
-    model: nn.Module, *, specs: Iterable[OpSpec] | None = None, exact: bool = False, inference: bool = False
-) -> FuseResult:
-    """Raise every op that ``model``, an nn.Module or a torch.fx.GraphModule, computes.
+Fusible: TypeAlias = nn.Module | fx.Graph | ExportedProgram
 
-    ``model`` is left untouched. The result's ``module`` shares its parameters and buffers, and keeps its classes,
-    hooks, train and eval behaviour and state_dict keys; activation modules that are exactly an op become layers of
-    `relu2ir.nn`. ``specs`` are the ops to look for, every registered one by default; ``exact`` leaves out those whose
-    fusion rounds half types less often; ``inference`` says that no gradient will flow, so that spellings whose gradient
-    differs at an edge (clamp(min=0) at NaN) may be raised too. Raises FuseError for anything else.
+
+def find(model: Fusible, **how: Any) -> FuseResult:
+    """The report of `fuse`, which takes the same arguments, without a fused model: its ``module`` is None."""
+    return replace(fuse(model, **how), module=None)
+
+
+def fuse(
+    model: Fusible, *, specs: Iterable[OpSpec] | None = None, exact: bool = False, inference: bool = False
+) -> FuseResult:
+    """Raise every op that ``model`` computes: an nn.Module, a torch.fx.GraphModule or Graph, or an ExportedProgram.
+
+    ``model`` is left untouched. The result's ``module`` is of its kind. It shares its parameters and buffers, and keeps
+    its classes, hooks, train and eval behaviour and state_dict keys; activation modules that are exactly an op become
+    layers of `relu2ir.nn`. ``specs`` are the ops to look for, every registered one by default; ``exact`` leaves out
+    those whose fusion rounds half types less often; ``inference`` says that no gradient will flow, so that spellings
+    whose gradient differs at an edge (clamp(min=0) at NaN) may be raised too. Raises FuseError for anything else.
     """
+    if isinstance(model, ExportedProgram):
+        results = []
+
+        def fused(module: fx.GraphModule) -> fx.GraphModule:
+            results.append(fuse(module, specs=specs, exact=exact, inference=inference))
+            return results[0].module
+
+        program = edited(model, fused)
+        return replace(results[0], module=program)
+    if isinstance(model, fx.Graph):
+        held = fx.GraphModule(model.owning_module or nn.Module(), copy_graph(model))
+        result = fuse(held, specs=specs, exact=exact, inference=inference)
+        return replace(result, module=result.module.graph)
     if not isinstance(model, nn.Module):
         raise FuseError(
-            f"fuse takes an nn.Module or a torch.fx.GraphModule; found {type(model).__name__}. Pass a model."
+            f"fuse takes an nn.Module, a torch.fx.GraphModule or Graph, or an ExportedProgram; found "
+            f"{type(model).__name__}. Pass a model."
         )
     if "_orig_mod" in model._modules:
         raise FuseError(

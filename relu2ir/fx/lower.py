@@ -8,51 +8,73 @@ and shape, so each op node needs a fake value: of the capture, or of a run over 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch._subclasses import FakeTensorMode
+from torch.export import ExportedProgram
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.fx.proxy import GraphAppendingTracer
 
 from relu2ir import library
 from relu2ir.errors import FuseError, ProviderError
 from relu2ir.fx.packing import value_of
+from relu2ir.fx.program import edited
 from relu2ir.fx.structure import copy_structure, relink
 from relu2ir.registry import explain, provider, refusal
 from relu2ir.spec import OpSpec
 
 
 def lower(
-    graph_module: fx.GraphModule,
+    graph_module: Any,
     *example_inputs: Any,
     providers: str | None = None,
     platform: str | None = None,
     there: bool = False,
-) -> fx.GraphModule:
-    """A copy of ``graph_module`` in which every op node calls what the registry chooses for it.
+) -> Any:
+    """A copy of ``graph_module``, or of an ExportedProgram, in which every op node calls what the registry chooses.
 
     ``providers`` and ``platform`` ask as they do for a call; ``there`` shows what a machine of that platform would
     choose, whatever is missing on this one. Raises FuseError where an op's operands are not known (give example
     inputs), and ProviderError where a provider that was asked for by name cannot run.
     """
+    if isinstance(graph_module, ExportedProgram):
+        return edited(graph_module, lambda module: _lowered(module, providers, platform, there, aten=True))
     if not isinstance(graph_module, fx.GraphModule):
         found = type(graph_module).__name__
-        raise FuseError(f"lower takes a torch.fx.GraphModule; found {found}. Capture the model as a graph first.")
-    copies: dict[int, nn.Module] = {}
-    new = _copied(graph_module, copies)
-    relink(copies)
+        raise FuseError(
+            f"lower takes a torch.fx.GraphModule or an ExportedProgram; found {found}. Capture the model as a graph "
+            "first."
+        )
     if example_inputs:
+        graph_module = _copy(graph_module)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
-            FakeTensorProp(new, mode).propagate(*example_inputs)
+            FakeTensorProp(graph_module, mode).propagate(*example_inputs)
+    return _lowered(graph_module, providers, platform, there)
+
+
+def _lowered(
+    graph_module: fx.GraphModule, providers: str | None, platform: str | None, there: bool, aten: bool = False
+) -> Any:
+    """The lowered copy; plain PyTorch as functions of torch or, for an exported graph, as ``aten`` ops."""
+    new = _copy(graph_module)
     by_op = {getattr(getattr(torch.ops, s.namespace), s.name).default: s for s in library.specs()}
     for module in new.modules():
         if isinstance(module, fx.GraphModule):
             for node in list(module.graph.nodes):
                 if node.op == "call_function" and node.target in by_op:
-                    _lower(node, by_op[node.target], providers, platform, there)
+                    _lower(node, by_op[node.target], providers, platform, there, aten)
             module.recompile()
+    return new
+
+
+def _copy(graph_module: fx.GraphModule) -> Any:
+    copies: dict[int, nn.Module] = {}
+    new = _copied(graph_module, copies)
+    relink(copies)
     return new
 
 
@@ -66,7 +88,7 @@ def _copied(module: nn.Module, copies: dict[int, nn.Module]) -> Any:
     return copies[id(module)]
 
 
-def _lower(node: fx.Node, spec: OpSpec, providers: str | None, platform: str | None, there: bool) -> None:
+def _lower(node: fx.Node, spec: OpSpec, providers: str | None, platform: str | None, there: bool, aten: bool) -> None:
     operands = [*node.args, *(node.kwargs[input.name] for input in spec.inputs[len(node.args) :])]
     values = [value_of(operand) for operand in operands if isinstance(operand, fx.Node)]
     if len(values) != len(spec.inputs) or not all(isinstance(value, torch.Tensor) for value in values):
@@ -81,10 +103,33 @@ def _lower(node: fx.Node, spec: OpSpec, providers: str | None, platform: str | N
     if not provider(chosen, explanation.source).plain:
         node.target = library.inner_op(spec, chosen)
         return
-    graph, tracer = node.graph, GraphAppendingTracer(node.graph)
-    params = [node.kwargs.get(name, default) for name, default in spec.params.items()]
-    with graph.inserting_before(node):
-        result = provider(chosen, "").lower(spec)(*(fx.Proxy(operand, tracer) for operand in operands), *params).node
+    native, params = (
+        provider(chosen, "").lower(spec),
+        [node.kwargs.get(p, default) for p, default in spec.params.items()],
+    )
+    result = (
+        _written_in_aten(node, operands, native, params) if aten else _written_in_torch(node, operands, native, params)
+    )
     result.meta = copy.copy(node.meta)
     node.replace_all_uses_with(result)
-    graph.erase_node(node)
+    node.graph.erase_node(node)
+
+
+def _written_in_torch(node: fx.Node, operands: list[Any], native: Callable[..., Any], params: list[Any]) -> fx.Node:
+    tracer = GraphAppendingTracer(node.graph)
+    with node.graph.inserting_before(node):
+        return native(*(fx.Proxy(operand, tracer) for operand in operands), *params).node
+
+
+def _written_in_aten(node: fx.Node, operands: list[Any], native: Callable[..., Any], params: list[Any]) -> fx.Node:
+    values = [value_of(operand) for operand in operands]
+    traced = make_fx(lambda *tensors: native(*tensors, *params), pre_dispatch=True)(*values).graph
+    *body, output = traced.nodes
+    given = iter(operands)
+    new: dict[fx.Node, Any] = {each: next(given) for each in body if each.op == "placeholder"}
+    with node.graph.inserting_before(node):
+        for each in body:
+            if each.op != "placeholder":
+                new[each] = node.graph.node_copy(each, new.__getitem__)
+                new[each].meta = node.meta | {"val": each.meta["val"]}
+    return new[output.args[0]]

@@ -209,7 +209,9 @@ class Matcher:
             if part is None or (part.layout, part.index) != (input.layout, index):
                 return
             source, packing = part.source, part.views
-        if match.inputs.get(input.name, source) is source:
+        # One tensor for two inputs, as in x * relu(x), is another function than the op's.
+        others = [tensor for name, tensor in match.inputs.items() if name != input.name]
+        if match.inputs.get(input.name, source) is source and source not in others:
             yield replace(
                 match,
                 inputs={**match.inputs, input.name: source},

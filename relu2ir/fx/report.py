@@ -6,8 +6,9 @@ force when it is read.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -95,6 +96,17 @@ class FuseResult:
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def to_json(self) -> str:
+        """All of it but the model, for programs; shapes as lists of sizes, or of symbols' names."""
+        sites = [
+            _plain(site, "op", "path", "source", "spelling", "exact", "dtype", "device", "shape", "provider", "why")
+            for site in self.sites
+        ]
+        near_misses = [_plain(miss, *(each.name for each in fields(miss))) for miss in self.near_misses]
+        skipped = [_plain(module, "path", "reason") for module in self.skipped]
+        found = {"sites": sites, "near_misses": near_misses, "skipped": skipped, "notes": list(self.notes)}
+        return json.dumps(found, indent=2)
+
     def __str__(self) -> str:
         lines = [f"{len(self.sites)} fused, {len(self.near_misses)} near misses"]
         if self.sites:
@@ -117,6 +129,16 @@ class FuseResult:
             more = f" and {len(self.skipped) - 3} more" if len(self.skipped) > 3 else ""
             lines += ["", f"not looked into: {shown}{more}; torch.compile(model, backend='relu2ir') sees all of it"]
         return "\n".join([*lines, *self.notes])
+
+
+def _plain(of: object, *names: str) -> dict[str, Any]:
+    values = {name: getattr(of, name) for name in names}
+    if values.get("shape") is not None:
+        values["shape"] = [size if type(size) is int else str(size) for size in values["shape"]]
+    return {
+        name: value if isinstance(value, str | bool | list) or value is None else str(value).removeprefix("torch.")
+        for name, value in values.items()
+    }
 
 
 def _operand(site: Site) -> str:

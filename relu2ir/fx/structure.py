@@ -81,6 +81,7 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
     nodes: dict[fx.Node, fx.Node] = {}
     copied = new.graph_copy(graph, nodes, return_output_node=True)
     for old, node in nodes.items():
+        node.name = old.name  # fx itself calls an 'input' of torch.export 'input_1'
         # Dynamo leaves the source of each input in an attribute of its own, and AOTAutograd insists on it.
         if hasattr(old, "_dynamo_source"):
             node._dynamo_source = old._dynamo_source

@@ -1,0 +1,35 @@
+"""An ExportedProgram with its graph edited; torch verifies the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import fx
+from torch.export import ExportedProgram
+
+
+def edited(program: ExportedProgram, edit: Callable[[fx.GraphModule], fx.GraphModule]) -> ExportedProgram:
+    """A program whose graph module is ``edit`` of the one of ``program``, which is left as it is.
+
+    ``edit`` returns a new graph module that takes and returns the same values in the same order. A new node that is
+    returned takes the name of the old one: the signature and the module call graph go by names.
+    """
+    module = edit(program.graph_module)
+    for old, new in zip(_outputs(program.graph), _outputs(module.graph), strict=True):
+        if new is not None and old is not None and new.name != old.name:
+            new.name = old.name
+    return ExportedProgram(
+        root=module,
+        graph=module.graph,
+        graph_signature=program.graph_signature,
+        state_dict=program.state_dict,
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        example_inputs=program.example_inputs,
+        constants=program.constants,
+        verifiers=program.verifiers,
+    )
+
+
+def _outputs(graph: fx.Graph) -> list[fx.Node | None]:
+    return [value if isinstance(value, fx.Node) else None for value in graph.output_node().args[0]]

@@ -1,0 +1,148 @@
+"""Exported programs: fused and lowered, they validate, save, load and run, with the library and without it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+from torch.export import ExportedProgram, export, load, save
+
+import relu2ir
+
+
+class Model(nn.Module):
+    """Two outputs that are ops, a buffer that is written, and a second input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 8)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor, gate: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self.calls.add_(1)
+        h = self.up(x)
+        return F.relu(h) ** 2, F.silu(gate) * h, h
+
+
+def program() -> ExportedProgram:
+    return export(Model(), inputs())
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(3, 4), torch.randn(3, 8)
+
+
+def ops(exported: ExportedProgram) -> list[str]:
+    targets = [node.target for node in exported.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    return [target.name() for target in targets if target.namespace.startswith("relu2ir")]
+
+
+def test_a_program_is_fused_validates_and_gives_the_same():
+    original = program()
+    text = str(original)
+    result = relu2ir.fuse(original)
+    assert [site.op for site in result.sites] == ["relu2ir::relu_squared", "relu2ir::silu_mul"]
+    assert str(original) == text
+    fused = result.module
+    fused.validate()
+    assert ops(fused) == ["relu2ir::relu_squared", "relu2ir::silu_mul"]
+    assert [spec.arg.name for spec in fused.graph_signature.output_specs] == [
+        node.name for node in fused.graph.output_node().args[0]
+    ]
+    module, expected = fused.module(), original.module()
+    for _ in range(2):
+        for one, other in zip(module(*inputs()), expected(*inputs()), strict=True):
+            assert torch.equal(one, other)
+    assert torch.equal(module.calls, expected.calls) and module.calls.item() == 4  # one buffer, shared
+
+
+def test_a_fused_program_is_saved_and_loaded(tmp_path: Path):
+    fused = relu2ir.fuse(program()).module
+    save(fused, tmp_path / "fused.pt2")
+    loaded = load(tmp_path / "fused.pt2")
+    assert ops(loaded) == ops(fused)
+    for one, other in zip(loaded.module()(*inputs()), program().module()(*inputs()), strict=True):
+        torch.testing.assert_close(one, other) if one.shape != other.shape else None
+        assert one.shape == other.shape
+
+
+@pytest.mark.filterwarnings("ignore:.*treespec:FutureWarning")  # of torch's own run_decompositions
+@pytest.mark.parametrize("how", ["native", "decomposed"])
+def test_a_program_without_our_ops_runs_without_the_library(how: str, tmp_path: Path):
+    fused = relu2ir.fuse(program()).module
+    plain = relu2ir.lower(fused, providers="native") if how == "native" else fused.run_decompositions()
+    plain.validate()
+    assert ops(plain) == []
+    save(plain, tmp_path / "plain.pt2")
+    torch.save((inputs(), fused.module()(*inputs())), tmp_path / "values.pt")
+    code = f"""
+import sys, torch
+sys.modules["relu2ir"] = None
+given, expected = torch.load({str(tmp_path / "values.pt")!r})
+found = torch.export.load({str(tmp_path / "plain.pt2")!r}).module()(*given)
+assert all(torch.allclose(a, b) for a, b in zip(found, expected))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_lowering_to_native_is_the_inverse_of_fusing():
+    def targets(exported: ExportedProgram) -> list[str]:
+        return [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+
+    original = export(nn.Sequential(nn.Linear(4, 8), Squared()), (torch.randn(3, 4),))
+    lowered = relu2ir.lower(relu2ir.fuse(original).module, providers="native")
+    assert targets(lowered) == targets(original)
+
+
+class Squared(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.square(torch.relu(x))
+
+
+def test_a_graph_gives_a_graph():
+    graph = fx.symbolic_trace(lambda x: torch.square(torch.relu(x))).graph
+    before = str(graph)
+    fused = relu2ir.fuse(graph).module
+    assert isinstance(fused, fx.Graph) and str(graph) == before
+    assert [str(node.target) for node in fused.nodes if node.op == "call_function"] == ["relu2ir.relu_squared.default"]
+
+
+def test_finding_changes_nothing_and_holds_no_model():
+    model = nn.Sequential(nn.Linear(4, 8), Squared())
+    found = relu2ir.find(model)
+    assert found.module is None
+    assert [(site.op, site.path) for site in found.sites] == [("relu2ir::relu_squared", "1")]
+    assert type(model[1]) is Squared
+    assert str(found) == str(relu2ir.fuse(model))
+
+
+def test_a_report_is_data_too():
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * torch.relu(x) + torch.square(torch.relu(y))
+
+    class Calls(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return function(x, y)
+
+    batch = torch.export.Dim("batch")
+    shapes = {"x": {0: batch}, "y": {0: batch}}
+    exported = export(Calls(), (torch.randn(3, 4), torch.randn(3, 4)), dynamic_shapes=shapes)
+    report = json.loads(relu2ir.find(exported).to_json())
+    (site,), (miss,) = report["sites"], report["near_misses"]
+    assert site["source"].startswith(str(Path(__file__)))
+    assert {key: site[key] for key in site if key not in ("source", "shape", "why")} == {
+        "op": "relu2ir::relu_squared", "path": "", "exact": True,
+        "spelling": "aten.square.default(aten.relu.default(x))",
+        "dtype": "float32", "device": "cpu", "provider": "native",
+    }  # fmt: skip
+    assert site["shape"][1] == 4 and isinstance(site["shape"][0], str)
+    assert (miss["reason"], miss["op"]) == ("x_times_relu", "relu2ir::relu_squared")
+    assert report["skipped"] == [] and report["notes"] == []
