@@ -48,15 +48,23 @@ void run(StableIValue* stack, Entry entry) {
     if (!(placement_of(inputs[i]) == placement)) throw std::runtime_error("relu2ir: tensors differ in dtype or device");
     View& whole = wholes[i] = view_of(inputs[i]);
     const Layout layout = Signature::inputs[i];
-    if (layout != Layout::plain && (whole.dims == 0 || whole.sizes[whole.dims - 1] % 2 != 0)) {
+    if (is_packed(layout) && (whole.dims == 0 || whole.sizes[whole.dims - 1] % 2 != 0)) {
       throw std::runtime_error("relu2ir: the last dimension of a packed tensor must be even");
     }
     const void* data;
     check(torch_get_const_data_ptr(inputs[i].get(), &data), "reach a tensor's memory");
     if (!data && count(whole) > 0) throw std::runtime_error("relu2ir: a tensor has no memory");
     whole.data = static_cast<char*>(const_cast<void*>(data));
+    const View& first = operands[0];
+    if (is_broadcast(layout)) {
+      if (!is_broadcast_to(whole, layout, first)) {
+        throw std::runtime_error("relu2ir: a vector has one element per column, a scalar one");
+      }
+      operands[filled++] = broadcast_to(whole, layout, first);
+      continue;
+    }
     for (int part = 0; part < parts_of(layout); ++part) operands[filled++] = part_of(whole, layout, part, bytes);
-    const View &part = operands[filled - 1], &first = operands[0];
+    const View& part = operands[filled - 1];
     if (part.dims != first.dims || !std::equal(first.sizes, first.sizes + first.dims, part.sizes)) {
       throw std::runtime_error("relu2ir: tensors differ in size");
     }
@@ -73,7 +81,7 @@ void run(StableIValue* stack, Entry entry) {
     outputs[i] = allocate(result, placement);
     for (int part = 0; part < parts_of(layout); ++part) operands[filled++] = part_of(result, layout, part, bytes);
   }
-  if (count(operands[0]) > 0) entry(plan_over(operands, bytes), dtype, params, placement.device_index);
+  if (count(operands[0]) > 0) entry(plan_over<F>(operands, bytes), dtype, params, placement.device_index);
   for (int i = 0; i < OUTPUTS; ++i) stack[i] = bit_cast<StableIValue>(outputs[i].release());
 }
 

@@ -46,7 +46,7 @@ uint64_t generation = 1;
 struct Front {
   PyMethodDef method;
   Py_ssize_t arity;
-  PyObject* packed;        // per operand, whether its last dimension holds two parts
+  PyObject* layouts;       // a Layout per operand, as a tuple of ints
   PyObject* params;        // the defaults of the op's params, a tuple of floats
   PyObject* table;         // {(overrides, dtype, device): (kernel, recorded)}
   PyObject* context;       // ContextVar.get of the overrides that use() sets
@@ -86,18 +86,6 @@ int plain(const Front& front, PyObject* const* args) {
   return 1;
 }
 
-// Whether every packed operand has an even last dimension; -1 on an error.
-int even(const Front& front, PyObject* const* args) {
-  for (Py_ssize_t i = 0; i < front.arity; i++) {
-    if (PyTuple_GetItem(front.packed, i) != Py_True) continue;
-    Ref shape(PyObject_GetAttr(args[i], front.name_shape));
-    if (!shape) return -1;
-    const Py_ssize_t dims = PyTuple_Size(shape.get());
-    if (dims < 1 || PyLong_AsLongLong(PyTuple_GetItem(shape.get(), dims - 1)) % 2 != 0) return 0;
-  }
-  return 1;
-}
-
 // Whether a gradient must be recorded; -1 on an error.
 int records(const Front& front, PyObject* const* args) {
   for (Py_ssize_t i = 0; i < front.arity; i++) {
@@ -110,9 +98,22 @@ int records(const Front& front, PyObject* const* args) {
   return 0;
 }
 
-// Whether every further operand has the first one's dtype, device and shape: only then was a choice made for them.
+// Reads the sizes of an operand; false when it has none (a nested tensor) or more than a kernel takes.
+bool read_sizes(const Front& front, PyObject* operand, View& view) {
+  Ref shape(PyObject_GetAttr(operand, front.name_shape));
+  if (!shape) PyErr_Clear();
+  const Py_ssize_t dims = shape ? PyTuple_Size(shape.get()) : -1;
+  if (dims < 0 || dims > MAX_DIMS) return false;
+  view.dims = static_cast<int>(dims);
+  for (Py_ssize_t d = 0; d < dims; d++) view.sizes[d] = PyLong_AsLongLong(PyTuple_GetItem(shape.get(), d));
+  return true;
+}
+
+// Whether the operands keep the op's contract and agree in dtype, device and logical sizes: only then was a choice made
+// for them. -1 on an error.
 int alike(const Front& front, PyObject* const* args) {
-  for (PyObject* name : {front.name_dtype, front.name_device, front.name_shape}) {
+  for (PyObject* name : {front.name_dtype, front.name_device}) {
+    if (front.arity == 1) break;
     Ref first(PyObject_GetAttr(args[0], name));
     if (!first) return -1;
     for (Py_ssize_t i = 1; i < front.arity; i++) {
@@ -120,6 +121,21 @@ int alike(const Front& front, PyObject* const* args) {
       const int same = other ? PyObject_RichCompareBool(first.get(), other.get(), Py_EQ) : -1;
       if (same != 1) return same;
     }
+  }
+  View first;
+  for (Py_ssize_t i = 0; i < front.arity; i++) {
+    const auto layout = static_cast<Layout>(PyLong_AsLong(PyTuple_GetItem(front.layouts, i)));
+    if (front.arity == 1 && layout == Layout::plain) return 1;
+    View whole;
+    if (!read_sizes(front, args[i], whole)) return 0;
+    if (is_packed(layout) && (whole.dims == 0 || whole.sizes[whole.dims - 1] % 2 != 0)) return 0;
+    if (is_broadcast(layout)) {
+      if (!is_broadcast_to(whole, layout, first)) return 0;
+      continue;
+    }
+    const View part = part_of(whole, layout, 0, 0);
+    if (i == 0) first = part;
+    if (part.dims != first.dims || !std::equal(first.sizes, first.sizes + first.dims, part.sizes)) return 0;
   }
   return 1;
 }
@@ -133,10 +149,13 @@ PyObject* overrides_of(const Front& front) {
 }
 
 // The choice for these operands, borrowed from the table; null without an error when none was made yet.
-PyObject* choice(const Front& front, PyObject* overrides, PyObject* first) {
-  Ref dtype(PyObject_GetAttr(first, front.name_dtype)), device(PyObject_GetAttr(first, front.name_device));
-  Ref layout(PyObject_GetAttr(first, front.name_layout)), nested(PyObject_GetAttr(first, front.name_is_nested));
-  if (!dtype || !device || !nested || layout.get() != front.strided || nested.get() != Py_False) return nullptr;
+PyObject* choice(const Front& front, PyObject* overrides, PyObject* const* args) {
+  for (Py_ssize_t i = 0; i < front.arity; i++) {
+    Ref layout(PyObject_GetAttr(args[i], front.name_layout)), nested(PyObject_GetAttr(args[i], front.name_is_nested));
+    if (!nested || layout.get() != front.strided || nested.get() != Py_False) return nullptr;
+  }
+  Ref dtype(PyObject_GetAttr(args[0], front.name_dtype)), device(PyObject_GetAttr(args[0], front.name_device));
+  if (!dtype || !device) return nullptr;
   Ref key(PyTuple_Pack(3, overrides, dtype.get(), device.get()));
   return key ? PyDict_GetItemWithError(front.table, key.get()) : nullptr;
 }
@@ -175,23 +194,26 @@ PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject
   Front& front = *static_cast<Front*>(PyCapsule_GetPointer(self, nullptr));
   if (names || count != front.arity) return fall_back(front, args, count, names);
   int answer = plain(front, args);
-  if (answer == 1) answer = even(front, args);
+  if (answer == 1) answer = alike(front, args);
   if (answer != 1) return answer ? nullptr : fall_back(front, args, count, nullptr);
   const int recorded = records(front, args);
   PyObject* overrides = recorded == -1 ? nullptr : overrides_of(front);
   if (!overrides) return nullptr;
 
   Last& last = front.last;
-  if (count == 1 && last.overrides == overrides && last.generation == generation) {
+  if (last.overrides == overrides && last.generation == generation) {
     Tensor tensors[MAX_ARGUMENTS];
-    if (!take_handle(*last.kernel, args[0], tensors[0])) return nullptr;
-    if (is_usual(tensors[0]) && placement_of(tensors[0]) == last.placement) {
+    bool usual = true;
+    for (Py_ssize_t i = 0; i < count; i++) {
+      if (!take_handle(*last.kernel, args[i], tensors[i])) return nullptr;
+      usual = usual && is_usual(tensors[i]);
+    }
+    if (usual && placement_of(tensors[0]) == last.placement) {
       return recorded ? call_chosen(front, last.recorded, args) : run(*last.kernel, tensors, front.numbers);
     }
   }
 
-  const int same = count > 1 ? alike(front, args) : 1;
-  PyObject* chosen = same == 1 ? choice(front, overrides, args[0]) : nullptr;
+  PyObject* chosen = choice(front, overrides, args);
   if (!chosen) return PyErr_Occurred() ? nullptr : fall_back(front, args, count, nullptr);
   if (const Direct* kernel = as_direct(PyTuple_GetItem(chosen, 0))) {
     Tensor first;
@@ -219,13 +241,13 @@ PyObject* front(PyObject*, PyObject* args) {
   const char *name, *doc;
   unsigned long long included, excluded;
   Front made{};
-  if (!PyArg_ParseTuple(args, "ssO!O!O!OO!O!(OOO)(OOO)O(KK)", &name, &doc, &PyTuple_Type, &made.packed, &PyTuple_Type,
+  if (!PyArg_ParseTuple(args, "ssO!O!O!OO!O!(OOO)(OOO)O(KK)", &name, &doc, &PyTuple_Type, &made.layouts, &PyTuple_Type,
                         &made.params, &PyDict_Type, &made.table, &made.context, &PyDict_Type, &made.environment,
                         &PyDict_Type, &made.forward_ad, &made.tensor, &made.parameter, &made.strided,
                         &made.function_modes, &made.grad_enabled, &made.is_neg, &made.fallback, &included, &excluded)) {
     return nullptr;
   }
-  made.arity = PyTuple_Size(made.packed);
+  made.arity = PyTuple_Size(made.layouts);
   made.inference = DispatchState{included, excluded};
   for (Py_ssize_t i = 0; i < PyTuple_Size(made.params) && i < MAX_ARGUMENTS; i++) {
     made.numbers[i] = PyFloat_AsDouble(PyTuple_GetItem(made.params, i));
@@ -241,7 +263,7 @@ PyObject* front(PyObject*, PyObject* args) {
   Front* kept = new (std::nothrow) Front(made);
   PyObject *kept_name = PyUnicode_FromString(name), *kept_doc = PyUnicode_FromString(doc);  // Python points into them
   if (!kept || !kept_name || !kept_doc) return PyErr_NoMemory();
-  for (PyObject* object : {kept->packed, kept->params, kept->table, kept->context, kept->environment, kept->forward_ad,
+  for (PyObject* object : {kept->layouts, kept->params, kept->table, kept->context, kept->environment, kept->forward_ad,
                            kept->tensor, kept->parameter, kept->strided, kept->function_modes, kept->grad_enabled,
                            kept->is_neg, kept->fallback}) {
     Py_INCREF(object);

@@ -17,12 +17,18 @@ void run_columns(T* const (&row)[F::inputs + F::outputs], const int64_t (&stride
   constexpr int N = F::inputs + F::outputs;
   T* at[N];
   for (int k = 0; k < N; ++k) at[k] = row[k];
+  Compute<T> once[F::inputs];
+  for (int k = 0; k < F::inputs; ++k) {
+    if (F::uniform(k)) once[k] = load(*row[k]);
+  }
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC ivdep
 #endif
   for (int64_t column = first; column < last; ++column) {
     Compute<T> in[F::inputs], out[F::outputs];
-    for (int k = 0; k < F::inputs; ++k) in[k] = load(at[k][unit ? column : column * strides[k]]);
+    for (int k = 0; k < F::inputs; ++k) {
+      in[k] = F::uniform(k) ? once[k] : load(at[k][unit ? column : column * strides[k]]);
+    }
     F::apply(in, out, params);
     for (int k = 0; k < F::outputs; ++k) {
       at[F::inputs + k][unit ? column : column * strides[F::inputs + k]] = store<T>(out[k]);

@@ -27,31 +27,47 @@ struct Pointers {
   char* data[F::inputs + F::outputs];
 };
 
+// What a thread reads once: the uniform inputs. The other values of `in` are for each element.
 template <class F, class T>
-__device__ __forceinline__ void run_element(T* const (&at)[F::inputs + F::outputs], const Params<F>& params) {
-  Compute<T> in[F::inputs], out[F::outputs];
+__device__ __forceinline__ void load_uniform(T* const (&at)[F::inputs + F::outputs], Compute<T> (&in)[F::inputs]) {
 #pragma unroll
-  for (int k = 0; k < F::inputs; ++k) in[k] = load(*at[k]);
+  for (int k = 0; k < F::inputs; ++k) {
+    if (F::uniform(k)) in[k] = load(*at[k]);
+  }
+}
+
+template <class F, class T>
+__device__ __forceinline__ void run_element(T* const (&at)[F::inputs + F::outputs], Compute<T> (&in)[F::inputs],
+                                            const Params<F>& params) {
+  Compute<T> out[F::outputs];
+#pragma unroll
+  for (int k = 0; k < F::inputs; ++k) {
+    if (!F::uniform(k)) in[k] = load(*at[k]);
+  }
   F::apply(in, out, params.values);
 #pragma unroll
   for (int k = 0; k < F::outputs; ++k) *at[F::inputs + k] = store<T>(out[k]);
 }
 
-// VECTOR_BYTES from each operand, which are aligned and whose strides are 1.
+// VECTOR_BYTES from each operand that is not uniform: these are aligned, and their strides are 1.
 template <class F, class T>
-__device__ __forceinline__ void run_vector(T* const (&at)[F::inputs + F::outputs], const Params<F>& params) {
+__device__ __forceinline__ void run_vector(T* const (&at)[F::inputs + F::outputs], Compute<T> (&in)[F::inputs],
+                                           const Params<F>& params) {
   constexpr int V = VECTOR_BYTES / sizeof(T);
   T loaded[F::inputs][V], stored[F::outputs][V];
 #pragma unroll
   for (int k = 0; k < F::inputs; ++k) {
+    if (F::uniform(k)) continue;
     const uint4 vector = *reinterpret_cast<const uint4*>(at[k]);
     memcpy(loaded[k], &vector, VECTOR_BYTES);
   }
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    Compute<T> in[F::inputs], out[F::outputs];
+    Compute<T> out[F::outputs];
 #pragma unroll
-    for (int k = 0; k < F::inputs; ++k) in[k] = load(loaded[k][j]);
+    for (int k = 0; k < F::inputs; ++k) {
+      if (!F::uniform(k)) in[k] = load(loaded[k][j]);
+    }
     F::apply(in, out, params.values);
 #pragma unroll
     for (int k = 0; k < F::outputs; ++k) stored[k][j] = store<T>(out[k]);
@@ -66,9 +82,10 @@ __device__ __forceinline__ void run_vector(T* const (&at)[F::inputs + F::outputs
 
 // What a vector leaves over: `count` elements whose strides are all 1.
 template <class F, class T>
-__device__ __forceinline__ void run_tail(T* (&at)[F::inputs + F::outputs], int64_t count, const Params<F>& params) {
+__device__ __forceinline__ void run_tail(T* (&at)[F::inputs + F::outputs], Compute<T> (&in)[F::inputs], int64_t count,
+                                         const Params<F>& params) {
   for (int64_t i = 0; i < count; ++i) {
-    run_element<F, T>(at, params);
+    run_element<F, T>(at, in, params);
 #pragma unroll
     for (int k = 0; k < F::inputs + F::outputs; ++k) ++at[k];
   }
@@ -81,11 +98,13 @@ __global__ void __launch_bounds__(GPU_THREADS) flat(Pointers<F> pointers, int64_
   const int64_t first = (int64_t{blockIdx.x} * GPU_THREADS + threadIdx.x) * V;
   T* at[N];
 #pragma unroll
-  for (int k = 0; k < N; ++k) at[k] = reinterpret_cast<T*>(pointers.data[k]) + first;
+  for (int k = 0; k < N; ++k) at[k] = reinterpret_cast<T*>(pointers.data[k]) + (F::uniform(k) ? 0 : first);
+  Compute<T> in[F::inputs];
+  load_uniform<F, T>(at, in);
   if (first + V <= count) {
-    run_vector<F, T>(at, params);
+    run_vector<F, T>(at, in, params);
   } else {
-    run_tail<F, T>(at, count - first, params);
+    run_tail<F, T>(at, in, count - first, params);
   }
 }
 
@@ -109,22 +128,25 @@ __global__ void __launch_bounds__(GPU_THREADS)
   T* at[N];
 #pragma unroll
   for (int k = 0; k < N; ++k) {
-    at[k] = reinterpret_cast<T*>(plan.data[k]) + offsets[k] + first * (V > 1 ? 1 : plan.column_stride(k));
+    const int64_t step = F::uniform(k) ? 0 : V > 1 ? 1 : plan.column_stride(k);
+    at[k] = reinterpret_cast<T*>(plan.data[k]) + offsets[k] + first * step;
   }
+  Compute<T> in[F::inputs];
+  load_uniform<F, T>(at, in);
   if (V == 1) {
     int64_t steps[N];
 #pragma unroll
     for (int k = 0; k < N; ++k) steps[k] = blockDim.x * plan.column_stride(k);
 #pragma unroll
     for (int i = 0; i < GPU_ITEMS; ++i) {
-      if (first + i * blockDim.x < plan.columns) run_element<F, T>(at, params);
+      if (first + i * blockDim.x < plan.columns) run_element<F, T>(at, in, params);
 #pragma unroll
       for (int k = 0; k < N; ++k) at[k] += steps[k];
     }
   } else if (first + V <= plan.columns) {
-    run_vector<F, T>(at, params);
+    run_vector<F, T>(at, in, params);
   } else {
-    run_tail<F, T>(at, plan.columns - first, params);
+    run_tail<F, T>(at, in, plan.columns - first, params);
   }
 }
 

@@ -4,8 +4,10 @@
 //   flat   one row, all strides 1          dense tensors, whatever their order of dimensions
 //   rows   all column strides 1            slices, halves, broadcast rows (a row stride of 0)
 //   other  any strides                     stepped, expanded, transposed against each other
+// A vector is an operand whose strides are 0 but for the last; a scalar has none and is loaded once, apart.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
@@ -16,9 +18,12 @@ namespace relu2ir {
 constexpr int MAX_DIMS = 16;
 constexpr int VECTOR_BYTES = 16;
 
-enum class Layout { plain, halves, pairs };
+// As in relu2ir/spec.py, in its order.
+enum class Layout { plain, halves, pairs, vector, scalar };
 
-constexpr int parts_of(Layout layout) { return layout == Layout::plain ? 1 : 2; }
+constexpr bool is_packed(Layout layout) { return layout == Layout::halves || layout == Layout::pairs; }
+constexpr bool is_broadcast(Layout layout) { return layout == Layout::vector || layout == Layout::scalar; }
+constexpr int parts_of(Layout layout) { return is_packed(layout) ? 2 : 1; }
 
 // Strides are in elements. `data` may be null when only the shape matters.
 struct View {
@@ -36,7 +41,7 @@ inline int64_t count(const View& view) {
 
 inline View part_of(const View& whole, Layout layout, int index, int64_t item_bytes) {
   View part = whole;
-  if (layout == Layout::plain) return part;
+  if (!is_packed(layout)) return part;
   const int last = whole.dims - 1;
   part.sizes[last] /= 2;
   int64_t step = whole.strides[last];
@@ -47,6 +52,21 @@ inline View part_of(const View& whole, Layout layout, int index, int64_t item_by
   }
   if (part.data) part.data += index * step * item_bytes;
   return part;
+}
+
+// Whether a vector or a scalar can serve operands of the sizes of `like`.
+inline bool is_broadcast_to(const View& whole, Layout layout, const View& like) {
+  if (layout == Layout::vector) return whole.dims == 1 && like.dims > 0 && whole.sizes[0] == like.sizes[like.dims - 1];
+  return whole.dims == 0 || (whole.dims == 1 && whole.sizes[0] == 1 && like.dims > 0);
+}
+
+// It as an operand of those sizes: each row, or each element, is the same.
+inline View broadcast_to(const View& whole, Layout layout, const View& like) {
+  View spread = like;
+  spread.data = whole.data;
+  std::fill(spread.strides, spread.strides + like.dims, 0);
+  if (layout == Layout::vector) spread.strides[like.dims - 1] = whole.strides[0];
+  return spread;
 }
 
 // Whether the elements fill their span without gap or overlap, in some order of dimensions. An empty view does.
@@ -127,8 +147,9 @@ struct Plan {
   }
 };
 
-// Plans a pass over `operands`, which agree in sizes; the last one is an output, so its strides differ from each other.
-template <int N>
+// Plans a pass of `F` over `operands`, which agree in sizes; the last one is an output, so its strides differ from each
+// other. A uniform input, whose strides are all 0, never stands in the way of merging, nor of vectors.
+template <class F, int N>
 Plan<N> plan_over(const View (&operands)[N], int64_t item_bytes) {
   Plan<N> plan;
   const View& last = operands[N - 1];
@@ -163,6 +184,7 @@ Plan<N> plan_over(const View (&operands)[N], int64_t item_bytes) {
   plan.columns = plan.sizes[plan.dims - 1];
   for (int k = 0; k < N; ++k) {
     plan.data[k] = operands[k].data;
+    if (F::uniform(k)) continue;
     if (plan.column_stride(k) != 1) plan.unit = false;
     if (reinterpret_cast<uintptr_t>(operands[k].data) % VECTOR_BYTES != 0) plan.aligned = false;
     for (int d = 0; d < plan.dims - 1; ++d) {

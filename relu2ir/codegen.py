@@ -68,8 +68,9 @@ def _bindings(specs: Sequence[OpSpec], every: Sequence[OpSpec]) -> str:
 
 def _signature(spec: OpSpec) -> str:
     inputs = ", ".join(_layout(input.layout) for input in spec.inputs)
-    # A gradient is laid out like the input of its name; a forward result like (the first part of) the first input.
-    names = [input.name for input in spec.inputs]
+    # A gradient is laid out like the input of its name; a forward result, and the gradient of an input that broadcasts,
+    # like (the first part of) the first input.
+    names = [None if input.layout.broadcast else input.name for input in spec.inputs]
     likes = [names.index(output.name) if output.name in names else 0 for output in spec.outputs]
     outputs = ", ".join(f"{{{_layout(output.layout)}, {like}}}" for output, like in zip(spec.outputs, likes))
     return (

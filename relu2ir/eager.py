@@ -14,7 +14,7 @@ import torch
 
 from relu2ir.errors import ProviderError
 from relu2ir.guards import not_plain
-from relu2ir.layout import logical_shape
+from relu2ir.layout import kernel_shape_problem, logical_shape
 from relu2ir.overrides import active
 from relu2ir.providers.compiled import MAX_DIMS
 from relu2ir.registry import Imagined, Provider, choose, explain, provider, refusal, requested
@@ -99,8 +99,7 @@ def _choice(spec: OpSpec, tensors: Sequence[torch.Tensor], providers: str | None
     first = tensors[0]
     # Operands that differ from the first are rare: they are decided anew, and mostly fall to native, which promotes.
     # So are ranks that a kernel may refuse: a choice is kept by dtype and device alone.
-    alike = all(t.dtype == first.dtype and t.device == first.device and t.shape == first.shape for t in tensors[1:])
-    if providers is not None or not alike or first.dim() > MAX_DIMS:
+    if providers is not None or not _alike(spec, tensors) or first.dim() > MAX_DIMS:
         return _chosen(spec, choose(spec, *tensors, providers=providers), tensors)
     key, choices = (active(), first.dtype, first.device), table(spec)
     if key not in choices:
@@ -108,6 +107,14 @@ def _choice(spec: OpSpec, tensors: Sequence[torch.Tensor], providers: str | None
             forget()
         choices[key] = _chosen(spec, choose(spec, *tensors), tensors)
     return choices[key]
+
+
+def _alike(spec: OpSpec, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether one choice serves: one dtype and device, one logical shape. Those that broadcast fit by the contract."""
+    first = tensors[0]
+    if any(tensor.dtype != first.dtype or tensor.device != first.device for tensor in tensors):
+        return False
+    return len(tensors) == 1 or kernel_shape_problem(spec, [tensor.shape for tensor in tensors]) is None
 
 
 def _chosen(spec: OpSpec, chosen: Provider, tensors: Sequence[torch.Tensor]) -> Choice:
@@ -126,6 +133,7 @@ def _chosen(spec: OpSpec, chosen: Provider, tensors: Sequence[torch.Tensor]) -> 
 def _function(spec: OpSpec, forward: Kernel, backward: Kernel) -> Kernel:
     """``forward`` with its gradient: saves the inputs; ``backward`` runs unless it must itself be differentiable."""
     count, plain = len(spec.inputs), provider("native", "").lower(spec.backward)
+    indices, broadcasts = spec.gradient_outputs, [input.layout.broadcast for input in spec.inputs]
 
     # Without setup_context: 2.9 to 7 us a call against 19 to 26.
     class Recorded(torch.autograd.Function):
@@ -144,7 +152,12 @@ def _function(spec: OpSpec, forward: Kernel, backward: Kernel) -> Kernel:
             fused = not torch.is_grad_enabled() and (why is None or why.traced)
             grads = (backward if fused else plain)(grad, *tensors, *params)
             grads = grads if isinstance(grads, tuple | list) else (grads,)
-            return (*grads, *(None for _ in params))
+            # A broadcast input's gradient is summed to its shape, in float32 for half types, as torch.sum does.
+            of_inputs = [
+                None if not needed else grads[index].sum_to_size(tensor.shape) if broadcast else grads[index]
+                for index, tensor, broadcast, needed in zip(indices, tensors, broadcasts, ctx.needs_input_grad)
+            ]
+            return (*of_inputs, *(None for _ in params))
 
     Recorded.__name__ = Recorded.__qualname__ = f"{spec.name}_recorded"
     # The C-level apply: 5.1 us against 6.9. The Python one adds the functorch case, which `not_plain` has ruled out.

@@ -38,7 +38,7 @@ def front(spec: OpSpec, python: Callable[..., Any], traced: Callable[..., Any]) 
     builtin = compiled.front(
         spec.name,
         f"{spec.name}({signature})\n--\n\n{python.__doc__}",
-        tuple(input.layout is not Layout.plain for input in spec.inputs),
+        tuple(list(Layout).index(input.layout) for input in spec.inputs),
         tuple(spec.params.values()),
         eager.table(spec),
         overrides.context_get,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copyreg
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
@@ -23,6 +23,7 @@ from relu2ir.eager import forget, run, run_with
 from relu2ir.errors import OpError, Problem, ProviderError, SpecError, listed, suggestion
 from relu2ir.front import front
 from relu2ir.guards import EXACT
+from relu2ir.layout import shape_problem, whole_shape
 from relu2ir.overrides import EVERY_OP, active
 from relu2ir.registry import Imagined, Provider, explain, provider, refusal, requested
 from relu2ir.spec import Layout, OpSpec
@@ -165,14 +166,13 @@ def bind(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[t
     return tuple(tensors), [float(kwargs.get(name, default)) for name, default in spec.params.items()]
 
 
-def check_contract(spec: OpSpec, tensors: Iterable[torch.Tensor]) -> None:
-    """ValueError for operands that no provider could take: a packed input needs an even last dimension."""
-    for input, tensor in zip(spec.inputs, tensors, strict=True):
-        if input.layout is not Layout.plain and (tensor.dim() == 0 or tensor.shape[-1] % 2):
-            raise ValueError(
-                f"{spec.qualname} reads {input.layout.value} [{', '.join(input.parts)}] from the last dimension of "
-                f"'{input.name}', which must be even; found shape {list(tensor.shape)}. Pass both parts in one tensor."
-            )
+def check_contract(spec: OpSpec, tensors: Sequence[torch.Tensor]) -> None:
+    """ValueError for operands that no provider could take: see `shape_problem`."""
+    if all(input.layout is Layout.plain for input in spec.inputs):
+        return  # a nested tensor has no shape to ask for
+    problem = shape_problem(spec, [tensor.shape for tensor in tensors])
+    if problem is not None:
+        raise ValueError(f"{spec.qualname} {problem}")
 
 
 def _python_front(spec: OpSpec, traced: Callable[..., Any]) -> Callable[..., Any]:
@@ -230,8 +230,11 @@ def _asked_namespace(qualname: str, providers: str | None, kinds: tuple[Any, ...
     if names is None or ("native" in names and not exact):  # a platform only: it chooses when the graph runs
         return spec.namespace
     if kinds:
-        # Of sizes only the rank is a constant to Dynamo; even ones are in every kernel's cover.
-        tensors = [Imagined((2,) * rank, dtype, device) for dtype, device, rank in kinds]
+        # Of sizes only the rank is a constant to Dynamo; whatever they are, the contract is checked beside the graph.
+        tensors = [
+            Imagined(whole_shape(input.layout, (2,) * rank), dtype, device)
+            for input, (dtype, device, rank) in zip(spec.inputs, kinds)
+        ]
         explanation = explain(spec, *tensors, providers=providers)
         if explanation.chosen is None:
             raise ProviderError(refusal(explanation))

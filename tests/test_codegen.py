@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import re
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,8 +39,16 @@ VOCABULARY = (
 )
 # Random expressions, which together use every primitive.
 RANDOM = random_ops(40)
+
+
+def elementwise(spec: OpSpec) -> OpSpec:
+    """The op with every input in full: a functor sees one value of each, however they are broadcast."""
+    inputs = [replace(input, layout=Layout.plain) if input.layout.broadcast else input for input in spec.inputs]
+    return replace(spec, inputs=tuple(inputs))
+
+
 FORWARD = [
-    op
+    elementwise(op)
     for file in (
         specfile.read(ROOT / "ops.yaml"),
         specfile.read(ROOT / "tests/matrix_ops.yaml"),
@@ -53,6 +63,7 @@ RELU_SQUARED = """\
 // definition {hash}
 struct relu_squared {{
   static constexpr int inputs = 1, outputs = 1, params = 0;
+  RELU2IR_HD static constexpr bool uniform(int) {{ return false; }}
   template <class C>
   RELU2IR_HD static void apply(const C* in, C* out, const double*) {{
     const C x = in[0];
@@ -67,6 +78,7 @@ LIMITED = """\
 // definition {hash}
 struct limited {{
   static constexpr int inputs = 2, outputs = 1, params = 1;
+  RELU2IR_HD static constexpr bool uniform(int) {{ return false; }}
   template <class C>
   RELU2IR_HD static void apply(const C* in, C* out, const double* params) {{
     const C gate = in[0];
@@ -113,6 +125,24 @@ def test_two_inputs_give_two_gradients_each_like_its_input() -> None:
     text = codegen.generate([spec], gpu=False)["bindings.h"]
     assert '"product_backward.kernel(Tensor grad, Tensor a, Tensor b) -> (Tensor, Tensor)"' in text
     assert "outputs[] = {{Layout::plain, 1}, {Layout::plain, 2}};" in text
+
+
+def test_inputs_that_broadcast_are_told_to_the_loops_and_their_gradients_are_like_the_op() -> None:
+    spec = specfile.read_text("ops: {f: {inputs: {x: , bias: vector, scale: scalar}, expr: x * scale + bias}}").ops[0]
+    files = codegen.generate([spec], gpu=False)
+    assert "inputs[] = {Layout::plain, Layout::vector, Layout::scalar};" in files["bindings.h"]
+    assert (
+        '"f_backward.kernel(Tensor grad, Tensor x, Tensor bias, Tensor scale) -> (Tensor, Tensor, Tensor)"'
+        in (files["bindings.h"])
+    )
+    assert "outputs[] = {{Layout::plain, 1}, {Layout::plain, 0}, {Layout::plain, 0}};" in files["bindings.h"]
+    assert "uniform(int input) { return input == 2; }" in files["functors.h"]
+    assert "uniform(int input) { return input == 3; }" in files["functors.h"], "of the gradient, which also reads grad"
+
+
+def test_the_layouts_have_one_order_in_both_languages() -> None:
+    (names,) = re.findall(r"enum class Layout \{ (.*) \};", (ROOT / "csrc/plan.h").read_text())
+    assert names.split(", ") == [layout.value for layout in Layout]
 
 
 @pytest.mark.needs("cxx")

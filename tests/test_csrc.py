@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 from requirements import tool
 
 from relu2ir import codegen, specfile
+from relu2ir.ir.emit import used_names
 from relu2ir.registry import PROVIDERS
+from relu2ir.spec import Layout
 
 ROOT = Path(__file__).parent.parent
 CSRC = ROOT / "csrc"
 OPS = {spec.name: spec for spec in specfile.read(ROOT / "ops.yaml").ops}
+MATRIX = {spec.name: spec for spec in specfile.read(ROOT / "tests/matrix_ops.yaml").ops}
 # A multiplication and an addition that may not become one operation.
 POLYNOMIAL = specfile.read_text("ops: {polynomial: {inputs: [x], expr: x * x + x}}").ops[0]
 
@@ -45,16 +48,35 @@ def ptx(folder: Path, source: Path, arch: str) -> dict[str, str]:
 
 
 @pytest.mark.needs("nvcc")
-@pytest.mark.parametrize(("arch", "op"), [("80", "relu_squared"), ("90", "silu_and_mul"), ("100", "relu_squared")])
-def test_kernels_read_and_write_whole_vectors(arch: str, op: str, tmp_path: Path) -> None:
-    kernels = ptx(tmp_path, sources(tmp_path, OPS[op])[0], arch)
-    for spec in OPS[op].with_backward:
+@pytest.mark.parametrize(
+    ("arch", "op"),
+    [
+        ("80", OPS["relu_squared"]),
+        ("90", OPS["silu_and_mul"]),
+        ("90", MATRIX["biased"]),
+        ("90", MATRIX["scaled_pairs"]),
+        ("100", OPS["relu_squared"]),
+    ],
+    ids=lambda case: case if isinstance(case, str) else case.name,
+)
+def test_kernels_read_and_write_whole_vectors(arch: str, op: codegen.OpSpec, tmp_path: Path) -> None:
+    """A vector input is read so too, where it lies in rows; a scalar is one load beside them."""
+    kernels = ptx(tmp_path, sources(tmp_path, op)[0], arch)
+    for spec in op.with_backward:
+        read = set(used_names(spec.exprs))
+        scalars = sum(input.layout is Layout.scalar and input.name in read for input in spec.inputs)
+        each = len(read.intersection(spec.parts)) - scalars
         mine = {name: text for name, text in kernels.items() if f"{len(spec.name)}{spec.name}E" in name}
         # In each of four types: flat, rows of vectors, rows of single elements.
         assert len(mine) == 12
         for name, text in mine.items():
             whole = "Li1EEEv" not in name
-            assert len(re.findall(r"ld\.global\.(v4\.\w32|v2\.\w64)", text)) == whole * len(spec.parts), name
+            wide = re.findall(r"ld\.global\.(v4\.\w32|v2\.\w64)", text)
+            assert len(wide) == whole * each, name
+            if "4flat" in name:  # before it branches to a vector or a tail; again in neither
+                single = re.findall(r"ld\.global\.(?:nc\.)?[uf]\d+|bra", text)
+                assert single.index("bra") == scalars, name
+                assert (len(single) - single.count("bra") - scalars) % each == 0, name
             assert len(re.findall(r"st\.global\.v4\.b32", text)) == whole * len(spec.exprs), name
 
 

@@ -16,6 +16,7 @@ import torch
 from relu2ir import specfile
 from relu2ir.ir.expr import Call, Const, Name
 from relu2ir.ir.primitives import PRIMITIVES
+from relu2ir.layout import whole_shape
 from relu2ir.providers import triton as provider
 from relu2ir.registry import Imagined
 from relu2ir.spec import Input, Layout, OpSpec, Output
@@ -29,7 +30,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 ROOT = Path(__file__).parents[1]
-OWN = [spec for op in specfile.read(ROOT / "ops.yaml").ops for spec in op.with_backward]
+# Every op is put into the same two loops: one of a tensor and one of halves, with their gradients, stand for all.
+OWN = [
+    spec
+    for op in specfile.read(ROOT / "ops.yaml").ops
+    if op.name in ("relu_squared", "silu_and_mul")
+    for spec in op.with_backward
+]
 TARGETS = {"sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
 
 
@@ -80,8 +87,7 @@ def text(kernel):
 
 
 def operands(spec, *shape, dtype=torch.bfloat16):
-    doubled = (*shape[:-1], 2 * shape[-1])
-    return [torch.zeros(shape if input.layout is Layout.plain else doubled, dtype=dtype) for input in spec.inputs]
+    return [torch.zeros(whole_shape(input.layout, shape), dtype=dtype) for input in spec.inputs]
 
 
 def test_the_functions_of_templates_exist():
@@ -149,6 +155,35 @@ def test_loads_stay_wide(compiled, place):
 def test_the_loads_of_a_single_packed_row_stay_wide(compiled):
     (kernel,) = compiled(OWN[2], torch.zeros(1, 8192, dtype=torch.bfloat16))
     assert text(kernel).count("ld.global.v4.b32") == 2
+
+
+BROADCASTING = {
+    spec.name: spec
+    for op in specfile.read(ROOT / "tests/matrix_ops.yaml").ops
+    for spec in op.with_backward
+    if any(input.layout.broadcast for input in op.inputs)
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["biased", "biased_backward", "gated_by_column"])
+def test_a_vector_is_read_in_whole_vectors(compiled, name, target):
+    spec, dtype = BROADCASTING[name], torch.bfloat16 if target == "sm_90" else torch.float32
+    (kernel,) = compiled(spec, *operands(spec, 8, 4096, dtype=dtype), target=target)
+    assert kernel.name.endswith("_strided")
+    wide = re.findall(r"ld\.global\.v4\.b32|buffer_load_dwordx4", text(kernel))
+    assert len(wide) == len(spec.parts)
+
+
+@pytest.mark.parametrize("name", ["leaning", "leaning_backward"])
+def test_a_scalar_is_loaded_once_and_leaves_the_others_one_wide_run(compiled, name):
+    spec = BROADCASTING[name]
+    (kernel,) = compiled(spec, *operands(spec, 8, 4096))
+    assert kernel.name.endswith("_flat")
+    scalars = sum(input.layout is Layout.scalar for input in spec.inputs)
+    # Not under a predicate, as the masked loads of the tail are.
+    assert len(re.findall(r"(?m)^\s*ld\.global\.b16", text(kernel))) == scalars
+    assert text(kernel).count("ld.global.v4.b32") == len(spec.parts) - scalars
 
 
 def test_a_misaligned_base_is_read_in_place(compiled):
@@ -252,10 +287,11 @@ def test_without_triton_it_is_missing_with_a_way_out(monkeypatch):
         (2, [((2, 8), torch.float64, "cuda")], None),
         (0, [((8,), torch.int32, "cuda")], "no kernel for int32; it takes float16, bfloat16, float32, float64"),
         (0, [((8,), torch.float32, "cpu")], "it runs on cuda tensors; found one on cpu"),
-        (2, [((8, 5), torch.float32, "cuda")], "the last dimension of a packed input must be even; found [8, 5]"),
-        (2, [((), torch.float32, "cuda")], "the last dimension of a packed input must be even; found []"),
+        (2, [((8, 5), torch.float32, "cuda")],
+         "it reads halves [gate, up] from the last dimension of 'x', which must be even; found shape [8, 5]. "
+         "Pass both parts in one tensor."),
         (1, [((8,), torch.float32, "cuda"), ((4, 8), torch.float32, "cuda")],
-         "its tensors differ in shape: [8], [4, 8]; it does not broadcast"),
+         "its operands differ in shape: [8], [4, 8]"),
         (1, [((8,), torch.float32, "cuda"), ((8,), torch.float16, "cuda")],
          "its tensors differ in dtype or device: torch.float32 on cuda, torch.float16 on cuda"),
     ],

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from relu2ir.ir.emit import Target, emit, used_names
 from relu2ir.ir.expr import OPERATORS
-from relu2ir.layout import logical_shape
+from relu2ir.layout import kernel_shape_problem
 from relu2ir.registry import Provider
-from relu2ir.spec import OpSpec
+from relu2ir.spec import Layout, OpSpec
 from relu2ir.specfile import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
@@ -46,11 +46,15 @@ def functor(spec: OpSpec) -> str:
     statements, held = emit(spec.exprs, TARGET)
     writes = [f"    out[{i}] = {value};" for i, value in enumerate(held)]
     params = "const double* params" if set(spec.params) & set(used) else "const double*"
+    scalars = [part for input in spec.inputs if input.layout is Layout.scalar for part in input.parts]
+    uniform = " || ".join(f"input == {spec.parts.index(name)}" for name in scalars)
+    argument = "int input" if uniform else "int"
     lines = [
         f"// {_describe(spec)}",
         f"// definition {spec.hash}",
         f"struct {spec.name} {{",
         f"  static constexpr int inputs = {len(spec.parts)}, outputs = {len(held)}, params = {len(spec.params)};",
+        f"  RELU2IR_HD static constexpr bool uniform({argument}) {{ return {uniform or 'false'}; }}",
         "  template <class C>",
         f"  RELU2IR_HD static void apply(const C* in, C* out, {params}) {{",
         *reads,
@@ -114,17 +118,7 @@ def _refuses(spec: OpSpec, tensors: Sequence[torch.Tensor], device: str) -> str 
             return f"{name} and {names[0]} differ in dtype or device; give both the same"
         if len(tensor.shape) > MAX_DIMS:
             return f"{name} has {len(tensor.shape)} dimensions; the kernels take {MAX_DIMS}"
-    return _refuses_shapes(spec, tensors) or _refuses_definition(spec)
-
-
-def _refuses_shapes(spec: OpSpec, tensors: Sequence[torch.Tensor]) -> str | None:
-    shapes = [logical_shape(input.layout, tensor.shape) for input, tensor in zip(spec.inputs, tensors)]
-    for input, tensor, shape in zip(spec.inputs, tensors, shapes):
-        if shape is None:
-            return f"{input.name} has shape {list(tensor.shape)}; {input.layout.value} need an even last dimension"
-        if shape != shapes[0]:
-            return f"the logical shapes differ: {list(shapes[0] or ())} and {list(shape)}; the kernels do not broadcast"
-    return None
+    return kernel_shape_problem(spec, [tensor.shape for tensor in tensors]) or _refuses_definition(spec)
 
 
 def _refuses_definition(spec: OpSpec) -> str | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from relu2ir.ir.emit import Target, emit
 from relu2ir.ir.expr import OPERATORS
-from relu2ir.layout import logical_shape, loops
+from relu2ir.layout import kernel_shape_problem, loops
 from relu2ir.registry import Provider
 from relu2ir.spec import Layout, OpSpec
 
@@ -52,9 +52,14 @@ MAX_BLOCKS = 65_535
 
 
 def source(spec: OpSpec) -> str:
-    """The functor: ``T`` is the type in which it computes, ``params`` holds numbers, then comes one value per part."""
+    """The functor: ``T`` is the type in which it computes, ``params`` holds numbers, then comes one value per part.
+
+    The scalars come last: a loop loads them apart.
+    """
     statements, held = emit(spec.exprs, TARGET)
-    arguments = ", ".join(["T: tl.constexpr", "params: tl.constexpr", *spec.parts])
+    ordered = sorted(spec.inputs, key=lambda input: input.layout is Layout.scalar)
+    parts = [part for input in ordered for part in input.parts]
+    arguments = ", ".join(["T: tl.constexpr", "params: tl.constexpr", *parts])
     functions = sorted(set(FUNCTIONS) & set(re.findall(r"(\w+)\(", "\n".join(statements))))
     lines = [
         "import triton",
@@ -98,7 +103,7 @@ def grid(rows: int, cols: int) -> tuple[tuple[int, int, int], int, int]:
 def launcher(spec: OpSpec) -> Callable[..., Any]:
     """The kernel of ``spec``: tensors in order and then params in, one new tensor per output out. Records no gradient.
 
-    Tensors agree in dtype, device and logical shape (`TRITON.refuses` says so of others); any strides.
+    Tensors agree in dtype, device and logical shape, or broadcast (`TRITON.refuses` says so of others); any strides.
     """
     import torch
     import triton.language as tl
@@ -107,14 +112,17 @@ def launcher(spec: OpSpec) -> Callable[..., Any]:
 
     body, count, allocate = functor(spec), len(spec.inputs), allocator(spec)
     layouts = [input.layout for input in spec.inputs] + [output.layout for output in spec.outputs]
-    nest_of = lru_cache(maxsize=1024)(partial(loops, layouts))
-    read, contiguous = len(spec.parts), torch.contiguous_format
+    each = [i for i in range(count) if layouts[i] is not Layout.scalar]
+    once = [i for i in range(count) if layouts[i] is Layout.scalar]
+    nest_of = lru_cache(maxsize=1024)(partial(loops, [layout for layout in layouts if layout is not Layout.scalar]))
+    read, contiguous = len(spec.parts) - len(once), torch.contiguous_format
     options = {"num_warps": WARPS, "enable_fp_fusion": False}
     # The type in which each computes.
     types = {torch.float64: tl.float64} | dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), tl.float32)
 
     def run(tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], params: tuple[float, ...]) -> None:
-        operands = (*tensors, *outputs)
+        inputs, scalars = tuple([tensors[i] for i in each]), tuple([tensors[i] for i in once])
+        operands = (*inputs, *outputs)
         nest = nest_of(tuple([(operand.shape, operand.stride()) for operand in operands]))
         if nest is None:
             dense = [out if out.is_contiguous() else torch.empty_like(out, memory_format=contiguous) for out in outputs]
@@ -125,12 +133,13 @@ def launcher(spec: OpSpec) -> Callable[..., Any]:
             return
         fixed = (params, types[outputs[0].dtype])
         if nest.flat:
-            blocks = -(-nest.cols // BLOCK)
-            triton_loops.flat[(blocks,)](body, operands[:count], operands[count:], nest.cols, *fixed, BLOCK, **options)
+            flat = triton_loops.flat[(-(-nest.cols // BLOCK),)]
+            flat(body, inputs, scalars, operands[len(inputs) :], nest.cols, *fixed, BLOCK, **options)
             return
         parts = tuple((operands[p.operand], p.first, p.row_stride, p.col_stride) for p in nest.parts)
         size, *tile = grid(nest.rows, nest.cols)
-        triton_loops.strided[size](body, parts[:read], parts[read:], nest.rows, nest.cols, *fixed, *tile, **options)
+        strided = triton_loops.strided[size]
+        strided(body, parts[:read], scalars, parts[read:], nest.rows, nest.cols, *fixed, *tile, **options)
 
     def launch(*args: Any) -> Any:
         tensors, params = args[:count], args[count:]
@@ -232,24 +241,15 @@ def _refuses(spec: OpSpec, tensors: Sequence[torch.Tensor]) -> str | None:
     first = tensors[0]
     devices = ("cuda", "cpu") if interpreted() else ("cuda",)
     dtype = str(first.dtype).removeprefix("torch.")
-    shapes = [logical_shape(operand.layout, tensor.shape) for operand, tensor in zip(spec.inputs, tensors)]
     if dtype not in DTYPES:
         return f"no kernel for {dtype}; it takes {', '.join(DTYPES)}"
     if first.device.type not in devices:
         return f"it runs on {' and '.join(devices)} tensors; found one on {first.device}"
     if any(tensor.dtype != first.dtype or tensor.device != first.device for tensor in tensors):
         return f"its tensors differ in dtype or device: {', '.join(f'{t.dtype} on {t.device}' for t in tensors)}"
-    if None in shapes:
-        return f"the last dimension of a packed input must be even; found {_listed(tensors)}"
-    if any(shape != shapes[0] for shape in shapes):
-        return f"its tensors differ in shape: {_listed(tensors)}; it does not broadcast"
     if dtype == "bfloat16" and interpreted():
         return "Triton's interpreter truncates float32 to bfloat16 instead of rounding"
-    return None
-
-
-def _listed(tensors: Sequence[torch.Tensor]) -> str:
-    return ", ".join(str(list(tensor.shape)) for tensor in tensors)
+    return kernel_shape_problem(spec, [tensor.shape for tensor in tensors])
 
 
 TRITON = Provider("triton", missing=_missing, refuses=_refuses, lower=lower, source=source)

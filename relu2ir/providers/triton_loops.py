@@ -1,7 +1,7 @@
 """The two loops of the Triton provider. Imports Triton: only `triton.py` loads it.
 
-A functor takes the compute type, the params and one value per part, and returns a tuple of one value per output part.
-Half types are loaded into float32 and rounded once, to nearest even, by the store.
+A functor takes the compute type, the params and one value per part, scalars last, and returns a tuple of one value per
+output part. Half types are loaded into float32 and rounded once, to nearest even, by the store.
 """
 # mypy: allow-untyped-defs
 
@@ -18,21 +18,33 @@ def _named(loop: str) -> Callable[[Any], str]:
 
 
 @triton.jit(repr=_named("flat"), do_not_specialize=("n",))
-def flat(functor: tl.constexpr, inputs, outputs, n, numbers: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr):
-    """Dense operands as one run of ``n`` elements; ``inputs`` and ``outputs`` are one pointer per part.
+def flat(
+    functor: tl.constexpr,
+    inputs,
+    scalars,
+    outputs,
+    n,
+    numbers: tl.constexpr,
+    T: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Dense operands as one run of ``n`` elements; ``inputs``, ``scalars`` and ``outputs`` are one pointer per part.
 
     ``numbers`` are the params' values (Triton's own launcher overwrites a kernel argument called params).
     """
     start = tl.program_id(0).to(tl.int64) * BLOCK
     lane = tl.arange(0, BLOCK)
+    once = tl.tuple([tl.load(pointer).to(T) for pointer in scalars])
     # Unless n is known to divide by 16 a mask makes every access scalar: only the last block pays for one.
     if start + BLOCK <= n:
-        values = functor(T, numbers, *tl.tuple([tl.load(pointer + start + lane).to(T) for pointer in inputs]))
+        each = tl.tuple([tl.load(pointer + start + lane).to(T) for pointer in inputs])
+        values = functor(T, numbers, *(each + once))
         for i in tl.static_range(len(outputs)):
             tl.store(outputs[i] + start + lane, values[i])
     else:
         mask = start + lane < n
-        values = functor(T, numbers, *tl.tuple([tl.load(pointer + start + lane, mask).to(T) for pointer in inputs]))
+        each = tl.tuple([tl.load(pointer + start + lane, mask).to(T) for pointer in inputs])
+        values = functor(T, numbers, *(each + once))
         for i in tl.static_range(len(outputs)):
             tl.store(outputs[i] + start + lane, values[i], mask)
 
@@ -41,6 +53,7 @@ def flat(functor: tl.constexpr, inputs, outputs, n, numbers: tl.constexpr, T: tl
 def strided(
     functor: tl.constexpr,
     inputs,
+    scalars,
     outputs,
     rows,
     cols,
@@ -57,7 +70,9 @@ def strided(
     block = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     col = block * COLS + tl.arange(0, COLS)[None, :]
     mask = (row < rows) & (col < cols)
-    values = functor(T, numbers, *tl.tuple([tl.load(pointers(part, row, col), mask).to(T) for part in inputs]))
+    once = tl.tuple([tl.load(pointer).to(T) for pointer in scalars])
+    each = tl.tuple([tl.load(pointers(part, row, col), mask).to(T) for part in inputs])
+    values = functor(T, numbers, *(each + once))
     for i in tl.static_range(len(outputs)):
         tl.store(pointers(outputs[i], row, col), values[i], mask)
 
