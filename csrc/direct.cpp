@@ -8,8 +8,12 @@
 namespace relu2ir {
 namespace {
 
+// The name of the capsule that holds a `Direct`. A kernel of another binary counts too, where it was built from the same
+// csrc/, whose hash this is: the struct is the same.
+constexpr const char* NAME = "relu2ir.direct." RELU2IR_SOURCES;
+
 PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  const Direct& direct = *static_cast<Direct*>(PyCapsule_GetPointer(self, nullptr));
+  const Direct& direct = *static_cast<Direct*>(PyCapsule_GetPointer(self, NAME));
   const Op& op = *direct.op;
   if (count != op.tensors + op.params) {
     return PyErr_Format(PyExc_TypeError, "%s takes %d tensors and %d numbers; found %zd arguments", op.name, op.tensors,
@@ -27,8 +31,6 @@ PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   return run(direct, tensors, params);
 }
 
-const PyCFunction CALL = reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call));
-
 }  // namespace
 
 PyObject* direct(const Op& op, BoxedKernel kernel, PyObject* to_pointer, PyObject* from_pointer) {
@@ -38,14 +40,15 @@ PyObject* direct(const Op& op, BoxedKernel kernel, PyObject* to_pointer, PyObjec
   if (!made) return PyErr_NoMemory();
   Py_INCREF(to_pointer);
   Py_INCREF(from_pointer);
-  made->method = PyMethodDef{op.name, CALL, METH_FASTCALL, "An op's kernel: no gradient, plain tensors only."};
-  Ref capsule(PyCapsule_New(made, nullptr, nullptr));
+  const auto function = reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call));
+  made->method = PyMethodDef{op.name, function, METH_FASTCALL, "An op's kernel: no gradient, plain tensors only."};
+  Ref capsule(PyCapsule_New(made, NAME, nullptr));
   return capsule ? PyCFunction_NewEx(&made->method, capsule.get(), nullptr) : nullptr;
 }
 
 const Direct* as_direct(PyObject* callable) {
-  if (!PyObject_TypeCheck(callable, &PyCFunction_Type) || PyCFunction_GetFunction(callable) != CALL) return nullptr;
-  return static_cast<Direct*>(PyCapsule_GetPointer(PyCFunction_GetSelf(callable), nullptr));
+  PyObject* self = PyObject_TypeCheck(callable, &PyCFunction_Type) ? PyCFunction_GetSelf(callable) : nullptr;
+  return PyCapsule_IsValid(self, NAME) ? static_cast<Direct*>(PyCapsule_GetPointer(self, NAME)) : nullptr;
 }
 
 bool take_handle(const Direct& direct, PyObject* object, Tensor& tensor) {

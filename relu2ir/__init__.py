@@ -16,10 +16,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relu2ir import eager, library, nn, overrides, registry, specfile
-from relu2ir.errors import Error, FuseError, OpError, PlatformError, ProviderError, SpecError
+from relu2ir import binaries, eager, library, nn, overrides, registry, specfile
+from relu2ir.errors import BuildError, Error, FuseError, OpError, PlatformError, ProviderError, SpecError
 from relu2ir.library import ops
 from relu2ir.overrides import use
+from relu2ir.providers import compiled
 from relu2ir.providers.compiled import CPP, CUDA
 from relu2ir.providers.native import NATIVE
 from relu2ir.providers.triton import TRITON
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "BuildError",
     "Error",
     "FuseError",
     "OpError",
     "PlatformError",
     "ProviderError",
     "SpecError",
+    "build",
     "explain",
     "find",
     "fuse",
@@ -57,8 +60,8 @@ OPS_VARIABLE = "RELU2IR_OPS"
 def load(path: str | os.PathLike[str]) -> list[OpSpec]:
     """Read a spec file and make its ops callable; return the specs that are new.
 
-    Its ops get everything that the library's own get, except that the ``cuda`` and ``cpp`` providers need them
-    compiled. Raises SpecError with every problem in the file; nothing is registered then.
+    Its ops get everything that the library's own get, but for ``cuda`` and ``cpp`` they must have been compiled, by
+    `build`. Raises SpecError with every problem in the file; nothing is registered then.
     """
     file = specfile.read(os.fspath(path))
     for platform, names in file.platforms.items():
@@ -70,8 +73,21 @@ def load(path: str | os.PathLike[str]) -> list[OpSpec]:
     return new
 
 
+def build(path: str | os.PathLike[str]) -> Path:
+    """Compile the ops of a spec file for the ``cpp`` and ``cuda`` providers; the path of the binary, in the cache.
+
+    From then on ``load(path)`` in any process finds them there. Ops that are loaded already run by them at once.
+    BuildError with the end of its log when it does not compile.
+    """
+    from relu2ir import building
+
+    made = building.build(path)
+    eager.forget()
+    return made
+
+
 def refresh() -> None:
-    """Read RELU2IR_PROVIDERS and RELU2IR_PLATFORM again. They are never read during a call."""
+    """Read RELU2IR_PROVIDERS and RELU2IR_PLATFORM again, and look again for compiled binaries: never during a call."""
     overrides.read_environment()
     eager.forget()
 
@@ -88,17 +104,12 @@ def explain(op: str, *tensors: torch.Tensor, providers: str | None = None, platf
     return registry.explain(spec, *tensors, providers=providers, platform=platform)
 
 
-def _own_spec_file() -> Path:
-    # An installed package has its copy; a checkout reads the one source beside it, so an edit counts at once.
-    package = Path(__file__).parent
-    return package / "ops.yaml" if (package / "ops.yaml").exists() else package.parent / "ops.yaml"
-
-
 registry.PROVIDERS.update({provider.name: provider for provider in (CUDA, CPP, TRITON, NATIVE)})
-load(_own_spec_file())
+load(binaries.shipped("ops.yaml"))
 for _path in filter(None, os.environ.get(OPS_VARIABLE, "").split(os.pathsep)):
     load(_path)
 overrides.checks.append(library.check_request)
+eager.on_forget.append(compiled.forget)
 refresh()
 
 

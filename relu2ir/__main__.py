@@ -1,4 +1,4 @@
-"""The command line: ``relu2ir explain | show | demo | fuse``."""
+"""The command line: ``relu2ir explain | show | build | demo | fuse``."""
 
 from __future__ import annotations
 
@@ -44,6 +44,10 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--provider", help="print this provider's code for it: cuda, triton, native, ...")
     show.add_argument("--gradient", action="store_true", help="show the derived gradient op instead")
     show.set_defaults(run=lambda args: print(_shown(args)) or 0)
+
+    build = commands.add_parser("build", help="compile the ops of your spec file for the cpp and cuda providers")
+    build.add_argument("file", help="a spec file, such as my_ops.yaml")
+    build.set_defaults(run=lambda args: print(relu2ir.build(args.file)) or 0)
 
     run_demo = commands.add_parser("demo", help="fuse a small Nemotron, compare it with the original, time both")
     run_demo.set_defaults(run=lambda args: demo.demo())

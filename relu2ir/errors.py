@@ -30,6 +30,10 @@ class FuseError(Error):
     """An object that cannot be fused or lowered was given to the pass."""
 
 
+class BuildError(Error):
+    """Kernels could not be built, or those that were built cannot be loaded."""
+
+
 class ExprError(Error):
     """A problem inside one expression: ``message`` about the ``width`` characters from ``start`` (0-based)."""
 

@@ -113,16 +113,17 @@ def test_a_gradient_that_reads_no_input_mentions_none() -> None:
 
 def test_bindings_say_how_tensors_lie_and_what_they_were_built_from() -> None:
     spec = limited()
-    text = codegen.generate([spec], gpu=False)["bindings.h"]
+    files = codegen.generate([spec], gpu=False)
+    text = files["limited_cpu.cpp"]
     assert '"limited.kernel(Tensor x, float limit) -> Tensor"' in text
     assert '"limited_backward.kernel(Tensor grad, Tensor x, float limit) -> Tensor"' in text
     assert "inputs[] = {Layout::plain, Layout::pairs};" in text and "outputs[] = {{Layout::pairs, 1}};" in text
-    assert f'{{"limited", "{spec.hash}"}}' in text
+    assert f'{{"relu2ir::limited", "{spec.hash}"}}' in files["bindings.h"]
 
 
 def test_two_inputs_give_two_gradients_each_like_its_input() -> None:
     spec = specfile.read_text("ops: {product: {inputs: [a, b], expr: a * b}}").ops[0]
-    text = codegen.generate([spec], gpu=False)["bindings.h"]
+    text = codegen.generate([spec], gpu=False)["product_cpu.cpp"]
     assert '"product_backward.kernel(Tensor grad, Tensor a, Tensor b) -> (Tensor, Tensor)"' in text
     assert "outputs[] = {{Layout::plain, 1}, {Layout::plain, 2}};" in text
 
@@ -130,7 +131,7 @@ def test_two_inputs_give_two_gradients_each_like_its_input() -> None:
 def test_inputs_that_broadcast_are_told_to_the_loops_and_their_gradients_are_like_the_op() -> None:
     spec = specfile.read_text("ops: {f: {inputs: {x: , bias: vector, scale: scalar}, expr: x * scale + bias}}").ops[0]
     files = codegen.generate([spec], gpu=False)
-    assert "inputs[] = {Layout::plain, Layout::vector, Layout::scalar};" in files["bindings.h"]
+    assert "inputs[] = {Layout::plain, Layout::vector, Layout::scalar};" in files["f_cpu.cpp"]
     assert (
         '"f_backward.kernel(Tensor grad, Tensor x, Tensor bias, Tensor scale) -> (Tensor, Tensor, Tensor)"'
         in (files["bindings.h"])

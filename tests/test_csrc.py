@@ -29,9 +29,10 @@ POLYNOMIAL = specfile.read_text("ops: {polynomial: {inputs: [x], expr: x * x + x
 
 def sources(folder: Path, *specs: codegen.OpSpec) -> list[Path]:
     """The generated files in ``folder``; those to be compiled."""
-    for name, text in codegen.generate(specs, gpu=True).items():
+    files = codegen.generate(specs, gpu=True)
+    for name, text in files.items():
         (folder / name).write_text(text)
-    return [folder / f"{spec.name}_gpu.cu" for spec in specs]
+    return [folder / name for name in files if name.endswith(".cu")]
 
 
 def compiled(command: list[str | Path | None], **environment: str) -> None:

@@ -1,7 +1,8 @@
-"""The compiled extension, ``relu2ir._C``: one binary that serves `CUDA` (on ROCm through HIP) and `CPP` (on the CPU).
+"""The compiled kernels: `CUDA` (on ROCm through HIP) and `CPP` (on the CPU), both of one binary.
 
-The table below spells expressions in C++ for both. The extension is imported inside functions only: one that is
-absent or does not load is a reason, never a crash.
+The library's ops are in the extension ``relu2ir._C``, those of a user's spec file in a binary that ``relu2ir build``
+made. The table below spells expressions in C++. A binary is imported inside functions only: one that is absent or does
+not load is a reason, never a crash.
 """
 
 from __future__ import annotations
@@ -9,14 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib import import_module
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
+from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from relu2ir import binaries
+from relu2ir.errors import BuildError
 from relu2ir.ir.emit import Target, emit, used_names
 from relu2ir.ir.expr import OPERATORS
 from relu2ir.layout import kernel_shape_problem
 from relu2ir.registry import Provider
 from relu2ir.spec import Layout, OpSpec
-from relu2ir.specfile import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +41,9 @@ TARGET = Target("c++", TEMPLATES, constant=lambda value: f"C({value!r})", statem
 # The element types of csrc/scalar.h and the dimensions of csrc/plan.h.
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 MAX_DIMS = 16
+_lock = Lock()
+_holders: dict[tuple[str, str], tuple[Any, str | None]] = {}
+_registered: set[str] = set()
 _BETWEEN_TENSOR_AND_POINTER = ("unsafe_alloc_void_ptr_from_tensor", "alloc_tensor_by_stealing_from_void_ptr")
 
 
@@ -71,13 +80,20 @@ def _describe(spec: OpSpec) -> str:
     return spec.formula if spec.forward is None else f"{spec.name}: the gradient of {spec.forward.formula}"
 
 
+def identity(spec: OpSpec) -> str:
+    """What tells the kernels of a forward op from those of another definition, or of another text for the same one."""
+    return binaries.digest(*map(functor, spec.with_backward))
+
+
 @cache
 def load() -> tuple[Any, str | None]:
     """The extension and None, or None and why it is not here."""
     import torch  # noqa: F401  # the extension finds torch's libraries loaded
 
     try:
-        return import_module("relu2ir._C"), None
+        extension = import_module("relu2ir._C")
+        stale = "the extension was built by another version; run pip install . to build it anew"
+        return (extension, None) if hasattr(extension, "register_op") else (None, stale)
     except ModuleNotFoundError:
         return None, "the extension was not built; run pip install . with a C++ compiler on PATH"
     except ImportError as error:
@@ -118,27 +134,83 @@ def _refuses(spec: OpSpec, tensors: Sequence[torch.Tensor], device: str) -> str 
             return f"{name} and {names[0]} differ in dtype or device; give both the same"
         if len(tensor.shape) > MAX_DIMS:
             return f"{name} has {len(tensor.shape)} dimensions; the kernels take {MAX_DIMS}"
-    return kernel_shape_problem(spec, [tensor.shape for tensor in tensors]) or _refuses_definition(spec)
+    return kernel_shape_problem(spec, [tensor.shape for tensor in tensors]) or _refuses_definition(spec, device)
 
 
-def _refuses_definition(spec: OpSpec) -> str | None:
-    """Whether this very op was compiled; an extension that is not here cannot tell, which `missing` says."""
+def _refuses_definition(spec: OpSpec, device: str) -> str | None:
+    """Whether this very op was compiled; without an extension nothing can tell, which `missing` says."""
+    import torch
+
     extension, _ = load()
     if extension is None:
         return None
-    forward = spec.forward or spec
+    held, reason = _holder(spec.forward or spec)
+    if held is not None and held is not extension and device == "cuda":
+        hip = torch.version.hip is not None
+        if held.gpu() != ("hip" if hip else "cuda"):
+            return f"built without {'hipcc' if hip else 'nvcc'}; put it on PATH and run relu2ir build {spec.file}"
+    return reason
+
+
+def _holder(forward: OpSpec) -> tuple[Any, str | None]:
+    """The extension or binary that holds ``forward`` and its gradient, registered with torch; or None and why not."""
+    key = (forward.qualname, forward.hash)
+    with _lock:
+        if key not in _holders:
+            _holders[key] = _find(forward)
+            if _holders[key][0] is not None:
+                _register(_holders[key][0], forward)
+        return _holders[key]
+
+
+def forget() -> None:
+    """Look again for the binaries of users' ops: one may have been built."""
+    with _lock:
+        _holders.clear()
+
+
+def _find(forward: OpSpec) -> tuple[Any, str | None]:
+    extension, _ = load()
     compiled = extension.definitions()
-    if spec.namespace != DEFAULT_NAMESPACE or forward.name not in compiled:
-        return f"not compiled: {forward.qualname} is not in the extension; for an op of ops.yaml run pip install ."
-    if compiled[forward.name] != forward.hash:
-        return f"built from another definition of {forward.name}; run pip install ."
-    return None
+    if compiled.get(forward.qualname) == forward.hash:
+        return extension, None
+    if Path(forward.file) == binaries.shipped("ops.yaml"):
+        return None, f"built from another definition of {forward.name}; run pip install ."
+    try:
+        path = binaries.find(forward.qualname, identity(forward))
+        if path is not None:
+            return _load_binary(path), None
+        reason = f"not compiled: {forward.qualname} is in no binary"
+    except (BuildError, ImportError) as error:
+        reason = str(error)
+    return None, f"{reason}; run relu2ir build {forward.file}"
+
+
+@cache
+def _load_binary(path: Path) -> Any:
+    """The module of a binary that `binaries.find` found."""
+    import torch  # noqa: F401  # the binary finds torch's libraries loaded
+
+    # The last word of the name tells Python what to call in it.
+    loader = ExtensionFileLoader(f"relu2ir_{path.parent.name}._C", str(path))
+    module = module_from_spec(ModuleSpec(loader.name, loader, origin=str(path)))
+    loader.exec_module(module)
+    return module
+
+
+def _register(holder: Any, forward: OpSpec) -> None:
+    """Make torch know the kernels. Once per name: an op may come in a further binary, beside others or for the GPU."""
+    for op in forward.with_backward:
+        for provider in ("cpp", "cuda"):
+            name = f"{op.qualname} {provider}"
+            if name not in _registered and holder.register_op(op.name, provider):
+                _registered.add(name)
 
 
 def _lower(spec: OpSpec, name: str) -> Callable[..., Any]:
     import torch
 
-    extension, _ = load()
+    extension, _ = _holder(spec.forward or spec)
     # Without the dispatcher, through torch's two private functions where it has them; else without the overload's
     # Python layer: 0.95, 1.3 and 1.8 us a call.
     tensors = [getattr(torch._C._aoti, name, None) for name in _BETWEEN_TENSOR_AND_POINTER]
