@@ -30,6 +30,6 @@ clean: ## remove what was built, .venv too
 	$(BIN)/pip install --quiet --requirement .ci/requirements.txt
 	touch $@
 
-.venv/built: .venv/installed setup.py ops.yaml $(wildcard csrc/*) $(wildcard relu2ir/ir/*.py) relu2ir/codegen.py relu2ir/providers/compiled.py
+.venv/built: .venv/installed setup.py ops.yaml $(wildcard csrc/*) $(wildcard relu2ir/ir/*.py) relu2ir/building.py relu2ir/codegen.py relu2ir/providers/compiled.py
 	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable .
 	touch $@

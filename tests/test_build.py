@@ -31,7 +31,7 @@ print(relu2ir.__file__)
 
 def python(*args: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """This interpreter in ``cwd``, with none of this process's build settings."""
-    names = ("RELU2IR_BUILD", "CXX", "CUDA_HOME", "ROCM_PATH", "PYTHONPATH")
+    names = ("RELU2IR_BUILD", "CXX", "CUDA_HOME", "ROCM_PATH", "PYTHONPATH", "TORCH_CUDA_ARCH_LIST")
     kept = {name: value for name, value in os.environ.items() if name not in names}
     return subprocess.run(
         [sys.executable, *args], cwd=cwd, env=kept | environment, capture_output=True, text=True, timeout=300
@@ -85,7 +85,27 @@ def test_a_wheel_from_the_source_distribution_runs_away_from_the_checkout(unpack
     with zipfile.ZipFile(wheel) as files:
         assert {"relu2ir/_C.abi3.so", "relu2ir/ops.yaml"} <= set(files.namelist())
         assert files.read("relu2ir/ops.yaml") == (ROOT / "ops.yaml").read_bytes()
+        assert {f"relu2ir/csrc/{path.name}" for path in (ROOT / "csrc").iterdir()} <= set(files.namelist())
     assert run_installed(wheel, tmp_path, "cpp").returncode == 0
+    assert build_own_op(tmp_path) == "tensor([0., 6.])\n"
+
+
+def build_own_op(folder: Path) -> str:
+    """What an op of a user's file computes by `cpp`, compiled in an empty folder by the installed package."""
+    empty, interpreter = folder / "empty", folder / "environment/bin/python"
+    empty.mkdir()
+    (empty / "my_ops.yaml").write_text("namespace: mine\nops: {threefold: {inputs: [x], expr: 3 * relu(x)}}\n")
+    code = (
+        "import relu2ir, torch; relu2ir.load('my_ops.yaml'); "
+        "print(relu2ir.ops.mine.threefold(torch.tensor([-1.0, 2.0]), provider='cpp'))"
+    )
+    settings = os.environ | {"RELU2IR_CACHE": str(folder / "cache"), "RELU2IR_BUILD": "cpp"}
+    for arguments in (["-m", "relu2ir", "build", "my_ops.yaml"], ["-c", code]):
+        command = [interpreter, *arguments]
+        done = subprocess.run(command, cwd=empty, env=settings, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    assert [path.name for path in empty.iterdir()] == ["my_ops.yaml"]
+    return done.stdout
 
 
 def test_without_a_compiler_the_wheel_is_pure_and_says_so(unpacked: Path, tmp_path: Path) -> None:
