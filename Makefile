@@ -12,7 +12,7 @@ demo: .venv/built ## fuse a small Nemotron, compare it with the original bit for
 	$(BIN)/relu2ir demo
 
 test: .venv/built ## run the tests; a provider that cannot run here skips with its reason
-	$(BIN)/python -m pytest --numprocesses auto $(PYTEST)
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses auto $(PYTEST)
 
 lint: .venv/installed ## ruff and mypy
 	$(BIN)/ruff check .

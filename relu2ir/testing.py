@@ -1,10 +1,16 @@
 """The backend matrix: any provider held to any op, over dtypes, memory arrangements and special values.
 
-Cells for an op of one's own, in one's own test suite:
+For an op of one's own, in one's own test suite:
 
+    import pytest, relu2ir; relu2ir.load("my_ops.yaml")
     @pytest.mark.parametrize("cell", relu2ir.testing.cells(ops=["mine::gated"]), ids=str)
-    def test_gated(cell):
-        cell.check()
+    def test_gated(cell): cell.check()
+
+For a provider of one's own, which an entry point of the group ``relu2ir.providers`` names:
+
+    import pytest, relu2ir
+    @pytest.mark.parametrize("cell", relu2ir.testing.cells(providers=["mine"]), ids=str)
+    def test_provider(cell): cell.check()
 """
 
 from __future__ import annotations
@@ -94,6 +100,8 @@ def arrangements(many: int) -> list[Arrangement]:
 
 # Elements of the largest inputs: enough for a parallel loop to use a second thread, and for all triples of specials.
 MANY = 35_001
+# Enough for an op whose loops another op's cells have been through.
+BRIEF = ("contiguous", "odd sizes", "row-sliced, odd, misaligned")
 
 
 def special_values(dtype: torch.dtype) -> list[float]:
@@ -106,9 +114,12 @@ def special_values(dtype: torch.dtype) -> list[float]:
 
 
 def inputs(
-    spec: OpSpec, dtype: torch.dtype, device: torch.device, many: int = MANY
+    spec: OpSpec, dtype: torch.dtype, device: torch.device, many: int = MANY, brief: bool = False
 ) -> Iterator[tuple[str, list[torch.Tensor]]]:
-    """Named lists of the op's tensors: each arrangement for all operands, some for one alone, and special values."""
+    """Named lists of the op's tensors: each arrangement for all operands, some for one alone, and special values.
+
+    ``brief`` leaves out all arrangements but `BRIEF`.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def tensor(layout: Layout, arrangement: Arrangement, shape: tuple[int, ...]) -> torch.Tensor:
@@ -118,6 +129,8 @@ def inputs(
     plain, *_ = arrangements(many)
     layouts = [input.layout for input in spec.inputs]
     for arrangement in arrangements(many):
+        if brief and arrangement.name not in BRIEF:
+            continue
         if not arrangement.shape and {Layout.halves, Layout.pairs, Layout.vector}.intersection(layouts):
             continue  # there is no last dimension
         if arrangement.layout is None:
@@ -182,7 +195,10 @@ def device_of(platform: str) -> torch.device | None:
 
 @dataclass(frozen=True)
 class Cell:
-    """One provider on one platform, one op, one dtype, one direction; its largest inputs have ``many`` elements."""
+    """One provider on one platform, one op, one dtype, one direction.
+
+    Its largest inputs have ``many`` elements; ``brief`` as for `inputs`.
+    """
 
     platform: str
     provider: str
@@ -190,6 +206,7 @@ class Cell:
     dtype: torch.dtype
     direction: str
     many: int = MANY
+    brief: bool = False
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -217,7 +234,7 @@ class Cell:
         device = device_of(self.platform)
         assert device is not None
         problems = []
-        for name, tensors in inputs(self.spec, self.dtype, device, self.many):
+        for name, tensors in inputs(self.spec, self.dtype, device, self.many, self.brief):
             problems += [f"{name}: {problem}" for problem in self._problems(tensors)]
         if problems:
             raise AssertionError(f"{self}: {len(problems)} wrong\n  " + "\n  ".join(problems))
