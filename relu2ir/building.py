@@ -39,6 +39,7 @@ CXX_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-trapping-math", "-f
 NVCC_FLAGS = ("-std=c++17", "-O3", "--fmad=false", "-Xcompiler=-fPIC,-ffp-contract=off,-fvisibility=hidden")
 HIPCC_FLAGS = (*CXX_FLAGS, "-x", "hip", "-fPIC")
 CUDA_ARCHS, ROCM_ARCHS = ("80", "90", "100", "120"), ("gfx90a",)
+LAST_LINES = 15  # of a failed command's output, in the error
 Run = Callable[[Sequence[Any]], None]
 
 
@@ -110,7 +111,7 @@ def gencode(nvcc: str) -> list[str]:
     if listed:
         words = [word.replace(".", "") for word in re.split(r"[;,\s]+", listed) if word]
     else:
-        known = _output([nvcc, "--list-gpu-code"]).split()
+        known = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, check=True).stdout.split()
         words = [arch for arch in CUDA_ARCHS if f"sm_{arch}" in known]
         words[0] += "+PTX"
     archs = [word.removesuffix("+PTX") for word in words]
@@ -243,9 +244,10 @@ def _cached(file: specfile.SpecFile, choice: str) -> Path:
             for spec in file.ops:
                 binaries.record(spec.qualname, identity(spec), key)
     except subprocess.CalledProcessError as error:
-        end = "\n".join(f"    {line}" for line in error.output.splitlines()[-15:])
+        end = "".join(f"\n    {line}" for line in error.output.splitlines()[-LAST_LINES:])
+        whole = f"\nThe whole log is {log}" if log else ""
         message = f"{file.path} does not compile: {error.cmd[0]} failed with status {error.returncode}"
-        raise BuildError(f"{message}\n{end}\nThe whole log is {log}; another compiler is chosen by CXX") from None
+        raise BuildError(f"{message}{end}{whole}; another compiler is chosen by CXX") from None
     except OSError as error:
         raise BuildError(f"{file.path} cannot be built: {error}; another compiler is chosen by CXX") from None
     return binaries.binary(key)

@@ -134,9 +134,9 @@ def test_inputs_that_broadcast_are_told_to_the_loops_and_their_gradients_are_lik
     assert "inputs[] = {Layout::plain, Layout::vector, Layout::scalar};" in files["f_cpu.cpp"]
     assert (
         '"f_backward.kernel(Tensor grad, Tensor x, Tensor bias, Tensor scale) -> (Tensor, Tensor, Tensor)"'
-        in (files["bindings.h"])
+        in files["f_cpu.cpp"]
     )
-    assert "outputs[] = {{Layout::plain, 1}, {Layout::plain, 0}, {Layout::plain, 0}};" in files["bindings.h"]
+    assert "outputs[] = {{Layout::plain, 1}, {Layout::plain, 0}, {Layout::plain, 0}};" in files["f_cpu.cpp"]
     assert "uniform(int input) { return input == 2; }" in files["functors.h"]
     assert "uniform(int input) { return input == 3; }" in files["functors.h"], "of the gradient, which also reads grad"
 
@@ -158,6 +158,15 @@ def test_an_op_may_be_named_like_what_the_loops_use(tmp_path: Path) -> None:
         command = [tool("cxx"), "-std=c++17", "-fsyntax-only", f"-I{ROOT / 'csrc'}", f"-I{tmp_path}", tmp_path / source]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+def test_a_file_holds_four_ops_and_is_named_by_the_first() -> None:
+    text = "ops:\n" + "".join(f"  op{i}: {{inputs: [x], expr: x + {i}}}\n" for i in range(5))
+    files = codegen.generate(specfile.read_text(text).ops, gpu=True)
+    assert set(files) - {"functors.h", "entry_points.h", "bindings.h"} == {
+        f"op{i}_{where}" for i in (0, 4) for where in ("cpu.cpp", "gpu.cu")
+    }
+    assert all(f"const Op op{i} = " in files["op0_cpu.cpp"] for i in range(4))
 
 
 def test_gpu_sources_are_written_only_for_a_gpu() -> None:

@@ -192,6 +192,21 @@ def test_a_build_that_fails_shows_the_end_of_its_log_and_keeps_it(
     assert "error: out of ideas" in log.read_text() and f"{tmp_path}/cxx -std=c++17 -O3" in log.read_text()
 
 
+@pytest.mark.needs("cpp", "cxx")
+def test_beside_an_nvcc_that_fails_the_cpu_kernels_are_built(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "nvcc").symlink_to(shutil.which("false") or "/bin/false")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setenv("RELU2IR_BUILD", "cuda")
+    with pytest.raises(BuildError, match=f"does not compile: {tmp_path}/nvcc failed with status 1"):
+        relu2ir.build(FILE)
+    monkeypatch.setenv("RELU2IR_BUILD", "auto")
+    assert relu2ir.build(FILE) == built
+    assert "warning: without GPU kernels, as those fail" in capfd.readouterr().err
+
+
 @pytest.mark.needs("cxx")
 @pytest.mark.parametrize(("variable", "value"), [("RELU2IR_BUILD", "none"), ("RELU2IR_BUILD", "gpu"), ("CXX", "/no")])
 def test_what_cannot_be_built_says_what_to_do(
