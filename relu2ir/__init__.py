@@ -12,11 +12,13 @@ being imported. Triton and the compiled extension are imported when a call first
 
 from __future__ import annotations
 
+import importlib
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relu2ir import binaries, eager, library, nn, overrides, registry, specfile
+from relu2ir import binaries, eager, library, nn, overrides, packaged, registry, specfile
 from relu2ir.errors import BuildError, Error, FuseError, OpError, PlatformError, ProviderError, SpecError
 from relu2ir.library import ops
 from relu2ir.overrides import use
@@ -30,6 +32,7 @@ from relu2ir.spec import OpSpec
 if TYPE_CHECKING:
     import torch
 
+    from relu2ir import testing
     from relu2ir.fx.fuse import find, fuse
     from relu2ir.fx.lower import lower
 
@@ -51,6 +54,7 @@ __all__ = [
     "nn",
     "ops",
     "refresh",
+    "testing",
     "use",
 ]
 
@@ -104,8 +108,20 @@ def explain(op: str, *tensors: torch.Tensor, providers: str | None = None, platf
     return registry.explain(spec, *tensors, providers=providers, platform=platform)
 
 
+def _load_packaged() -> None:
+    """The spec files of installed packages; one that does not load is warned of, and never breaks this import."""
+    for entry in packaged.entries():
+        try:
+            load(entry.path())
+        except Exception as error:
+            packaged.rejected[str(entry)] = f"{type(error).__name__}: {error}"
+            message = f"the ops of {entry} are not loaded: {type(error).__name__}: {error}"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
 registry.PROVIDERS.update({provider.name: provider for provider in (CUDA, CPP, TRITON, NATIVE)})
 load(binaries.shipped("ops.yaml"))
+_load_packaged()
 for _path in filter(None, os.environ.get(OPS_VARIABLE, "").split(os.pathsep)):
     load(_path)
 overrides.checks.append(library.check_request)
@@ -118,4 +134,6 @@ def __getattr__(name: str) -> Any:
         from relu2ir import fx
 
         return getattr(fx, name)
+    if name == "testing":  # imports torch's fake tensors
+        return importlib.import_module("relu2ir.testing")
     raise AttributeError(f"module 'relu2ir' has no attribute {name!r}")

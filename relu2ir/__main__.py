@@ -1,4 +1,4 @@
-"""The command line: ``relu2ir explain | show | build | demo | fuse``."""
+"""The command line: ``relu2ir explain | show | check | build | demo | fuse``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 import relu2ir
-from relu2ir import demo, library, registry
+from relu2ir import demo, library, packaged, registry
 from relu2ir.errors import Error
 from relu2ir.layout import logical_shape
 from relu2ir.platforms import PLATFORMS, platform_of
@@ -45,6 +45,10 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--gradient", action="store_true", help="show the derived gradient op instead")
     show.set_defaults(run=lambda args: print(_shown(args)) or 0)
 
+    check = commands.add_parser("check", help="verify your spec file and test its ops on every provider that is here")
+    check.add_argument("file", help="a spec file, such as my_ops.yaml")
+    check.set_defaults(run=_check)
+
     build = commands.add_parser("build", help="compile the ops of your spec file for the cpp and cuda providers")
     build.add_argument("file", help="a spec file, such as my_ops.yaml")
     build.set_defaults(run=lambda args: print(relu2ir.build(args.file)) or 0)
@@ -56,6 +60,12 @@ def _parser() -> argparse.ArgumentParser:
     fuse.add_argument("factory", help="package.module:function, which returns (model, example inputs)")
     fuse.set_defaults(run=lambda args: demo.fuse_factory(args.factory))
     return parser
+
+
+def _check(args: argparse.Namespace) -> int:
+    from relu2ir.check import check  # imports what the tests need
+
+    return check(args.file)
 
 
 def _explain(args: argparse.Namespace) -> int:
@@ -85,10 +95,13 @@ def _machine() -> str:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lines = [f"relu2ir {relu2ir.__version__}, torch {torch.__version__}, platform here: {platform_of(device)}", ""]
     lines += ["providers"]
-    for name, provider in registry.PROVIDERS.items():
+    for name, provider in registry.providers().items():
         lines.append(f"  {name:<8}{provider.missing() or 'here'}")
     lines += ["", "platforms"]
     lines += [f"  {platform:<8}{', '.join(registry.row(platform))}" for platform in PLATFORMS]
+    if packaged.rejected:
+        lines += ["", "spec files of packages that are not loaded"]
+        lines += [f"  {entry}: {reason.splitlines()[0]}" for entry, reason in packaged.rejected.items()]
     lines += ["", "ops"]
     for spec in library.specs():
         lines += [f"  {spec.qualname}  {spec.formula}"]

@@ -56,13 +56,6 @@ def reference(spec: OpSpec) -> Callable[..., tuple[torch.Tensor, ...]]:
     return run
 
 
-def exact_result(spec: OpSpec, args: Sequence[Any]) -> torch.Tensor:
-    """The only output of the op in float64, by the formulas that neither overflow nor cancel; args on the CPU."""
-    outputs = [replace(output, exprs=tuple(expanded(output.exprs))) for output in spec.outputs]
-    (result,) = _outputs(spec, args, torch.float64, outputs)
-    return result
-
-
 def _outputs(
     spec: OpSpec, args: Sequence[Any], dtype: torch.dtype, outputs: Sequence[Output] | None = None
 ) -> list[torch.Tensor]:
@@ -188,15 +181,15 @@ def mismatches(
 
 
 def _lost_by_torch(spec: OpSpec, args: Sequence[Any]) -> list[torch.Tensor]:
-    """What torch's own formulas may lose beside the stable ones, per output: 4 ulp of the product of the operands.
+    """What torch's own formulas may lose beside the stable ones, per output: 4 ulp of the product of all operands.
 
     They cancel, as 1 + erf(x) does in gelu; where that product overflows their gradients may too, as inf * 0 or as
     grad * exp(x) / (1 + exp(x)), and then anything is right.
     """
     limits, values = torch.finfo(args[0].dtype), scalars(spec, args, torch.float64)
     size = torch.ones_like(values[spec.parts[0]])
-    for part in spec.parts:
-        size = size * values[part].abs().clamp(min=1).nan_to_num(1.0, torch.inf)
+    for name in (*spec.parts, *spec.params):
+        size = size * values[name].abs().clamp(min=1).nan_to_num(1.0, torch.inf)
     lost = torch.where(size * 16 > limits.max, torch.inf, 4 * limits.eps * size)
     return [packed(output.layout, [lost] * len(output.exprs)) for output in spec.outputs]
 

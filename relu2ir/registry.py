@@ -118,10 +118,14 @@ def provider(name: str, asked: str) -> Provider:
     """The provider of that name, built in or of an entry point; ProviderError that shows how it was ``asked``."""
     if name in PROVIDERS:
         return PROVIDERS[name]
-    if name in _third_parties():
-        return _third_parties()[name]
-    valid = [*PROVIDERS, *_third_parties()]
-    raise ProviderError(f"unknown provider '{name}' in {asked}{suggestion(name, valid)}")
+    if name in providers():
+        return providers()[name]
+    raise ProviderError(f"unknown provider '{name}' in {asked}{suggestion(name, providers())}")
+
+
+def providers() -> Mapping[str, Provider]:
+    """Every provider by its name: those built in, then those of entry points, which replace none."""
+    return PROVIDERS | {name: value for name, value in _third_parties().items() if name not in PROVIDERS}
 
 
 @cache

@@ -16,12 +16,12 @@ PACKAGE = ROOT / "relu2ir"
 LAYERS = {
     "errors": 0, "platforms": 0,
     "ir": 1,
-    "spec": 2, "names": 2, "schema": 2, "specfile": 2, "yamltree": 2, "layout": 2, "binaries": 2,
+    "spec": 2, "names": 2, "schema": 2, "specfile": 2, "yamltree": 2, "layout": 2, "binaries": 2, "packaged": 2,
     "overrides": 3, "registry": 3, "guards": 3, "oracle": 3,
     "providers": 4,
     "eager": 5, "counting": 5, "front": 5, "library": 5, "nn": 5,
     "fx": 6,
-    "codegen": 7, "building": 7, "testing": 7, "demo": 7, "__main__": 7, "": 7,
+    "codegen": 7, "building": 7, "testing": 7, "check": 7, "demo": 7, "__main__": 7, "": 7,
 }  # fmt: skip
 WITHOUT_TORCH = 2  # the highest layer that needs no torch
 # The only parts of the pass that know providers: lowering chooses, the backend lowers, a report says what was chosen.
