@@ -63,12 +63,20 @@ class Problem:
         return f"{head}\n{self.excerpt}" if self.excerpt else head
 
 
+MOST_SHOWN = 100
+
+
 class SpecError(Error):
-    """A spec file that cannot be loaded. ``problems`` holds everything wrong with it, in file order."""
+    """A spec file that cannot be loaded. ``problems`` holds everything wrong with it, in file order.
+
+    Its text shows the first `MOST_SHOWN`: a file that is no spec at all can have tens of thousands.
+    """
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(sorted(problems, key=lambda p: (p.line, p.column)))
-        super().__init__("\n".join(map(str, self.problems)))
+        more = len(self.problems) - MOST_SHOWN
+        shown = [*map(str, self.problems[:MOST_SHOWN]), *([f"... and {more} problems more"] if more > 0 else [])]
+        super().__init__("\n".join(shown))
 
 
 def listed(names: Iterable[str]) -> str:

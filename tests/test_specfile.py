@@ -14,7 +14,7 @@ from relu2ir.ir.primitives import PRIMITIVES
 from relu2ir.oracle import evaluate
 from relu2ir.registry import provider
 from relu2ir.spec import Input, Layout, OpSpec
-from relu2ir.specfile import FILE_KEYS, OP_KEYS, SpecFile, read, read_text
+from relu2ir.specfile import FILE_KEYS, MAX_SIZE, OP_KEYS, SpecFile, read, read_text
 
 OPS_YAML = Path(__file__).parents[1] / "ops.yaml"
 
@@ -384,6 +384,45 @@ def test_any_stanza_is_an_op_or_a_spec_error_at_its_place(stanza, name):
     else:
         lines = len(text.splitlines())
         assert all(1 <= p.line <= lines + 1 and p.path.startswith("$.ops") for p in found.problems)
+
+
+NEAR = """# A file to edit.
+namespace: near
+platforms: {cpu: [native]}
+ops:
+  gated: {inputs: {x: {halves: [gate, up]}, bias: vector}, params: {limit: 7.0}, expr: silu(gate + bias) * up * limit}
+  folded:
+    doc: "Two \\"lines\\"."
+    inputs: [x]
+    expr: >-
+      where(x > 0,
+      x, expm1(x))
+    tolerance: {float16: 1e-3}
+"""
+PIECES = [*":-?,[]{}#&*!|>'\"%@` \t\n\r\0\u2028", "- ", ": ", "&a", "*a", "<<: ", "!!binary ", "---\n", "...\n",
+          "\ufeff", "\u0445", "\\x41", "\\U99999999", "1e999", "null", "1:30", "~", "expr", "x"]  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 6), st.sampled_from(["", *PIECES])), min_size=1, max_size=4))
+def test_an_edited_spec_is_a_spec_or_a_spec_error_at_a_line_of_it(edits):
+    text = NEAR
+    for at, length, piece in edits:
+        start = round(at * len(text))
+        text = text[:start] + piece + text[start + length :]
+    found = outcome(text)
+    if isinstance(found, SpecError):
+        assert all(0 <= p.line <= len(text.splitlines()) + 1 and p.column >= 0 for p in found.problems)
+
+
+def test_a_file_that_is_too_large_is_refused_before_it_is_read():
+    (problem,) = outcome("#" * (MAX_SIZE + 1)).problems
+    assert problem.message == "the file has 200,001 characters; a spec file may have 200,000"
+
+
+def test_of_very_many_problems_the_first_are_told():
+    error = outcome("ops:\n" + "  f: {}\n" * 500)
+    assert len(error.problems) == 501
+    assert str(error).splitlines()[99:] == [str(error.problems[99]), "... and 401 problems more"]
 
 
 def test_a_choice_may_depend_on_params_alone():
