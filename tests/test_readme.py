@@ -74,7 +74,7 @@ def folder(tmp_path: Path) -> Path:
         name = re.match(r"# (\w+\.\w+)\n", block)
         if name:
             (tmp_path / name[1]).write_text(block, encoding="utf-8")
-    assert {path.name for path in tmp_path.iterdir()} == {"mine.yaml", "my_model.py"}
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.yaml", "my_model.py", "test_mine.py"}
     return tmp_path
 
 
@@ -124,6 +124,12 @@ def test_a_model_of_ones_own_is_fused_with_an_op_of_ones_own(folder):
     assert result.stdout.endswith("all equal\n")
 
 
+def test_the_cells_of_an_op_of_ones_own_run_in_a_suite_of_ones_own(folder):
+    result = python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"^\d+ passed, \d+ skipped", result.stdout, re.M), result.stdout
+
+
 def test_every_target_of_make_exists():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
     named = set(re.findall(r"\bmake ([a-z]+)\b", "\n".join([*re.findall(r"`(.+?)`", TEXT), *blocks("console")])))
@@ -144,7 +150,9 @@ def test_show_prints_what_the_readme_says(args, output, capsys):
 def test_every_variable_is_one_that_is_read():
     sources = "".join(path.read_text() for path in [ROOT / "setup.py", *(ROOT / "relu2ir").rglob("*.py")])
     named = set(re.findall(r"\bRELU2IR_[A-Z]+\b", TEXT)) - {"RELU2IR_HD"}
-    assert named == {"RELU2IR_PROVIDERS", "RELU2IR_PLATFORM", "RELU2IR_OPS", "RELU2IR_BUILD"}
+    assert named == {
+        "RELU2IR_PROVIDERS", "RELU2IR_PLATFORM", "RELU2IR_OPS", "RELU2IR_BUILD", "RELU2IR_CACHE",
+    }  # fmt: skip
     assert [name for name in named if name not in sources] == []
 
 
