@@ -18,10 +18,9 @@ from relu2ir.ir.expr import Call, postorder
 from relu2ir.registry import provider
 from relu2ir.spec import OpSpec
 
+OWN = [spec for spec in library.specs() if spec.namespace == "relu2ir"]
 # A choice that depends on params alone is made by Python, so no graph holds it.
-FOUND = [
-    pattern.spec for pattern in patterns(library.specs()) if pattern.flaw is None and "situ" not in pattern.spec.name
-]
+FOUND = [p.spec for p in patterns(OWN) if p.flaw is None and p.spec.name != "situ_and_mul"]
 
 
 def plain(spec: OpSpec) -> Callable[..., torch.Tensor]:
