@@ -404,8 +404,9 @@ class BesideScans(Region):
 
 class BesideAutocast(Region):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.act(x)
         with torch.autocast("cpu", torch.bfloat16):
-            h = self.up(self.act(x))
+            h = self.up(y)
         y = self.act(h)
         with torch.autocast("cpu", torch.bfloat16):
             return self.up(y) + x
@@ -413,8 +414,9 @@ class BesideAutocast(Region):
 
 class BesideNoGrad(Region):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.act(x)
         with torch.no_grad():
-            h = self.up(self.act(x))
+            h = self.up(y)
         y = self.act(h + x)
         with torch.no_grad():
             return self.up(y) + x
