@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
-from torch.export import ExportedProgram, export, load, save
+from torch.export import Dim, ExportedProgram, export, load, save, unflatten
+from torch.utils._pytree import tree_leaves
 
 import relu2ir
 
@@ -146,3 +151,155 @@ def test_a_report_is_data_too():
     assert site["shape"][1] == 4 and isinstance(site["shape"][0], str)
     assert (miss["reason"], miss["op"]) == ("x_times_relu", "relu2ir::relu_squared")
     assert report["skipped"] == [] and report["notes"] == []
+
+
+def squared(x: torch.Tensor) -> torch.Tensor:
+    return torch.square(F.relu(x))
+
+
+class ReturnedTwice(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = squared(x)
+        return y, y
+
+
+class ReturnedInATree(nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, object]:
+        return {"first": squared(x), "others": [squared(x) + 1, None, 3]}
+
+
+class ReturnedBesideItsInput(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return squared(x).view(-1), x
+
+
+class WrittenToABuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(3, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = squared(x + 1)
+        self.last.copy_(y)
+        return y
+
+
+class WrittenToAnInput(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = squared(x + 1)
+        x.copy_(y)
+        return y + 1
+
+
+class OfConstants(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.constant = torch.full((4,), 2.0)
+        self.register_buffer("scratch", torch.ones(4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return squared(x * torch.tensor([1.0, 2.0, 3.0, 4.0]) * self.constant * self.scratch)
+
+
+class OfOneLayerTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = self.again = nn.Linear(4, 4)
+
+    def forward(self, relu_squared: torch.Tensor) -> torch.Tensor:
+        return squared(self.again(squared(self.layer(relu_squared))))
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.act = nn.Linear(4, 4), nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.layer(x)).square_()
+
+
+KINDS = {
+    ReturnedTwice: 1, ReturnedInATree: 2, ReturnedBesideItsInput: 1, WrittenToABuffer: 1, WrittenToAnInput: 1,
+    OfConstants: 1, OfOneLayerTwice: 2, InPlace: 1,
+}  # fmt: skip
+
+
+def done(program: ExportedProgram, x: torch.Tensor) -> list[object]:
+    """What a copy of ``program`` returns, writes to its input and leaves in its buffers."""
+    module, given = copy.deepcopy(program).module(), x.clone()
+    return [*tree_leaves(module(given)), given, *module.state_dict().values()]
+
+
+def assert_same(found: list[object], expected: list[object]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def reloaded(program: ExportedProgram) -> ExportedProgram:
+    file = io.BytesIO()
+    save(program, file)
+    file.seek(0)
+    return load(file)
+
+
+@pytest.mark.filterwarnings("ignore:.*treespec:FutureWarning")  # of torch's own run_decompositions
+@pytest.mark.parametrize("decomposed", [False, True], ids=["", "decomposed"])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_form_of_a_fused_program_does_what_the_program_does(kind: type[nn.Module], decomposed: bool):
+    x = torch.randn(3, 4)
+    shapes = None if kind is WrittenToABuffer else ({0: Dim.DYNAMIC},)
+    original = export(kind(), (x,), dynamic_shapes=shapes)
+    original = original.run_decompositions() if decomposed else original
+    result = relu2ir.fuse(original)
+    assert ops(result.module) == ["relu2ir::relu_squared"] * KINDS[kind] and not result.near_misses
+    lowered = relu2ir.lower(result.module, providers="native")
+    assert len(relu2ir.find(lowered).sites) == len(result.sites) and not relu2ir.find(result.module).sites
+    for given in (x, torch.randn(5, 4)) if shapes else (x,):
+        expected = done(original, given)
+        for program in (result.module, reloaded(result.module), lowered, result.module.run_decompositions()):
+            program.validate()
+            assert_same(done(program, given), expected)
+    assert_same(tree_leaves(unflatten(copy.deepcopy(result.module))(x.clone())), tree_leaves(original.module()(x)))
+
+
+def test_a_saved_program_needs_the_library_where_it_is_loaded(tmp_path: Path):
+    fused = relu2ir.fuse(program()).module
+    save(fused, tmp_path / "fused.pt2")
+    torch.save((inputs(), fused.module()(*inputs())), tmp_path / "values.pt")
+    code = f"""
+import torch
+given, expected = torch.load({str(tmp_path / "values.pt")!r})
+found = torch.export.load({str(tmp_path / "fused.pt2")!r}).module()(*given)
+assert all(map(torch.equal, found, expected))
+"""
+    root = str(Path(relu2ir.__file__).parents[1])
+    results = [
+        subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, cwd=root)
+        for start in ("import relu2ir", "")
+    ]
+    assert results[0].returncode == 0, results[0].stderr
+    assert results[1].returncode != 0 and "relu2ir.relu_squared" in results[1].stderr
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_fused_graph_module_is_copied_and_pickled(again: Callable[[fx.GraphModule], fx.GraphModule]):
+    fused = relu2ir.fuse(fx.symbolic_trace(nn.Sequential(nn.Linear(4, 8), Squared()))).module
+    other, x = again(fused), torch.randn(3, 4)
+    assert "torch.ops.relu2ir.relu_squared.default(" in other.code and not relu2ir.find(other).sites
+    assert torch.equal(other(x), fused(x))
+    with torch.no_grad():
+        other.get_submodule("0").weight.mul_(2)
+    assert not torch.equal(other(x), fused(x))
+
+
+def test_a_fused_module_is_exported_saved_and_loaded():
+    model, x = nn.Sequential(nn.Linear(4, 8), Squared(), nn.Linear(8, 4)), torch.randn(3, 4)
+    fused = relu2ir.fuse(model).module
+    exported = export(fused, (x,))
+    assert ops(exported) == ["relu2ir::relu_squared"] and not relu2ir.find(exported).sites
+    assert exported.state_dict.keys() == model.state_dict().keys()
+    assert torch.equal(reloaded(exported).module()(x), model(x))
+    lowered = relu2ir.lower(exported, providers="native")
+    targets = [[node.target for node in p.graph.nodes] for p in (lowered, export(model, (x,)))]
+    assert targets[0] == targets[1]
