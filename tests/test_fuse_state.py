@@ -10,6 +10,7 @@ import copy
 import functools
 import io
 import math
+import operator
 import pickle
 from collections import namedtuple
 from collections.abc import Callable, Iterator
@@ -340,7 +341,108 @@ class Parametrized(MLP):
         return self.down(self.gain * F.relu(self.up(x)) ** 2)
 
 
+# Modules of torch's with a forward of their own: what torch's code reads of them is theirs to change.
+
+
+@case(None, nn.Module.eval, fails="what torch's own forwards read is not watched")
+class DropsOut(nn.Dropout):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(F.relu(x) ** 2)
+
+
+@case(None, put(inplace=True), fails="what torch's own forwards read is not watched")
+class InPlace(nn.ReLU):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) ** 2
+
+
+@case(None, put(bias=nn.Parameter(torch.ones(4))), fails="what torch's own forwards read is not watched")
+class WithoutBias(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(super().forward(x)) ** 2
+
+
+@case(None, put(stride=(2,)), fails="what torch's own methods read is not watched")
+class Strided(nn.Conv1d):
+    def __init__(self) -> None:
+        super().__init__(3, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self._conv_forward(x, self.weight, self.bias)) ** 2
+
+
+@case(SKIPPED, nn.Module.eval)
+class Normed(nn.BatchNorm1d):
+    def __init__(self) -> None:
+        super().__init__(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(super().forward(x)) ** 2
+
+
+@case(None, lambda module: module.append(nn.Tanh()), fails="a list's members are not watched")
+class List(nn.ModuleList):
+    def __init__(self) -> None:
+        super().__init__([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self:
+            x = layer(x)
+        return F.relu(x) ** 2
+
+
+@case(None, lambda module: module.update({"c": nn.Tanh()}), fails="a dict's members are not watched")
+class Dict(nn.ModuleDict):
+    def __init__(self) -> None:
+        super().__init__({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.values():
+            x = layer(x)
+        return F.relu(x) ** 2
+
+
+@case(None, put(_scale=7.0), fails="a property that Python does not run is not watched")
+class PropertyInC(MLP):
+    scale = property(operator.attrgetter("_scale"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._scale = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.relu(self.up(x)) ** 2) * self.scale
+
+
 # What the forward does with its arguments.
+
+
+@case(None, fails="the generated code has a global of that name")
+def argument_named_torch(self: Any, torch: Any) -> Any:
+    return self.down(F.relu(self.up(torch)) ** 2)
+
+
+@case(None, fails="the generated code has a global of that name")
+def argument_named_inf(self: Any, inf: torch.Tensor) -> torch.Tensor:
+    return self.down(F.relu(self.up(inf)) ** 2).clamp(max=float("inf"))
+
+
+@case(FUSED)
+def arguments_named_as_the_nodes(self: Any, relu_squared: torch.Tensor, relu: Any = torch.float64) -> torch.Tensor:
+    return (F.relu(relu_squared) ** 2 + relu_squared).to(relu)
+
+
+@case(SKIPPED)
+def takes_a_function(self: Any, x: torch.Tensor, act: Callable[..., torch.Tensor] = torch.relu) -> torch.Tensor:
+    return self.down(F.relu(self.up(x)) ** 2) + act(x)
+
+
+@case(FUSED)
+def takes_numbers(self: Any, x: torch.Tensor, dims: Any = (0, -1), high: float = math.inf) -> torch.Tensor:
+    return self.down(F.relu(self.up(x)) ** 2).sum(dims).clamp(max=high)
 
 
 def other_default(module: Any) -> None:
