@@ -579,3 +579,58 @@ def test_where_only_pytorch_can_run_a_preferred_kernel_leaves_it_to_pytorch(kind
     call, reports = compiled(model, "eager")
     assert_same(step(call, model, x), step(model, model, x))
     assert [site.provider for report in reports for site in report.sites] == ["cpp"]
+
+
+def hardswish(x: torch.Tensor) -> torch.Tensor:
+    """At -3 and 3 the gradient of relu6 is 0, that of the op's clamp is 1."""
+    return x * F.relu6(x + 3) / 6
+
+
+class BoundsByJvp(Region):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.jvp(hardswish, (x.detach(),), (x.detach() + 1,))[1] + x
+
+
+class BoundsByJacfwd(Region):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.jacfwd(lambda y: hardswish(y).sum(0))(x.detach()) + x
+
+
+class BoundsByJacrev(Region):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.jacrev(lambda y: hardswish(y).sum(0))(x.detach()) + x
+
+
+class BoundsByGrad(Region):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda y: hardswish(y).sum())(x.detach()) + x
+
+
+class BoundsInACarry(Region):
+    """The first carry needs no gradient, the next ones do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return scan(lambda carry, row: (carry * 0 + row, hardswish(carry)), torch.zeros(4), x)[1]
+
+
+class BoundsInACheckpoint(Region):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(hardswish, x, use_reentrant=False)
+
+
+BELIEVED = "a value that required no gradient when it was captured is believed to need none"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    marked(
+        [BoundsByJvp, BoundsByJacfwd, BoundsByJacrev, BoundsByGrad, BoundsInACarry, BoundsInACheckpoint],
+        dict.fromkeys((BoundsByJvp, BoundsByJacfwd, BoundsInACarry), BELIEVED),
+    ),
+)
+def test_a_spelling_of_another_gradient_is_left_alone_wherever_one_may_flow(kind: type[Region]) -> None:
+    x = torch.tensor([3.0, -3.0, 1.0, 4.0]).expand(3, 4)
+    model = kind()
+    call, reports = compiled(model, "eager")
+    assert_same(step(call, model, x), step(model, model, x))
+    assert [report.sites for report in reports] == [()]
