@@ -487,9 +487,62 @@ class WritesToTheResultOfARegion(Region):
         return y + r
 
 
+def add_one(x: torch.Tensor) -> torch.Tensor:
+    return x.add_(1) * 2
+
+
+def flattened(x: torch.Tensor) -> torch.Tensor:
+    return x.view(-1)
+
+
+class WritesInACheckpoint(Region):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x.clone()
+        r = F.relu(h)
+        y = checkpoint(add_one, h, use_reentrant=False)
+        return torch.square(r) + self.act(h) + y
+
+
+class ViewsInACheckpoint(Region):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x.clone()
+        view = checkpoint(flattened, h, use_reentrant=False)
+        r = F.relu(h)
+        view.mul_(2)
+        return torch.square(r) + self.act(h)
+
+
+class WritesInANestedCompileRegion(Region):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x.clone()
+        r = F.relu(h)
+        y = nested_add_one(h)
+        return torch.square(r) + self.act(h) + y
+
+
+nested_add_one = torch.compiler.nested_compile_region(add_one)
+
+
+class WritesInACond(Region):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x.clone()
+        r = F.relu(h)
+        y = torch.cond(x.sum() > -100, add_one, lambda x: x * 2, (h,))
+        return torch.square(r) + self.act(h) + y
+
+
 @pytest.mark.parametrize(
     "kind",
-    [WritesInNoGrad, WritesInAutocast, WritesToAViewOfARegion, WritesToTheResultOfARegion],
+    [
+        WritesInNoGrad,
+        WritesInAutocast,
+        WritesToAViewOfARegion,
+        WritesToTheResultOfARegion,
+        WritesInACheckpoint,
+        ViewsInACheckpoint,
+        WritesInANestedCompileRegion,
+        WritesInACond,
+    ],
     ids=lambda kind: kind.__name__,
 )
 def test_a_write_in_a_region_is_one_beside_it_too(kind: type[Region]) -> None:
