@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import io
 import math
 import operator
 import pickle
 import subprocess
 import sys
-from collections import namedtuple
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy
 import pytest
@@ -609,7 +611,9 @@ def returns_a_tree(self: Any, x: torch.Tensor) -> dict[str, Any]:
     return {"h": self.down(F.relu(self.up(x)) ** 2), "none": None, "shape": x.shape, "x": [x, (x, 1)]}
 
 
-Pair = namedtuple("Pair", ("first", "second"))
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
 
 
 @case("calls Pair")
@@ -868,6 +872,58 @@ def by_scale(module: Any, *args: torch.Tensor) -> torch.Tensor:
 
 def scale_by_mode(owner: nn.Module, module: nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
     return out * (3 + owner.training)
+
+
+class Held(NamedTuple):
+    module: nn.Module
+
+
+HOLDERS: dict[str, Callable[[nn.Module], Any]] = {
+    "list": lambda module: [[module]],
+    "dict": lambda module: {"module": (module,)},
+    "method": lambda module: module.forward,
+    "set": lambda module: {module},
+    "deque": lambda module: deque([module]),
+    "defaultdict": lambda module: defaultdict(list, {"module": [module]}),
+    "named tuple": Held,
+    "namespace": lambda module: SimpleNamespace(module=module),
+    "partial": lambda module: functools.partial(type(module).forward, module),
+    "hidden ModuleList": lambda module: [nn.ModuleList([module])],
+}
+RELINKED = ("list", "dict", "method")
+NOT_RELINKED = pytest.mark.xfail(strict=True, reason="only lists, tuples, dicts and methods are looked into")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in RELINKED else [NOT_RELINKED]) for name in HOLDERS]
+)
+def test_what_a_module_holds_of_its_children_is_the_copies(name: str) -> None:
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = MLP()
+            self.held = HOLDERS[name](self.mlp)
+
+    fused = relu2ir.fuse(Holds()).module
+    # Who can be reached from there: the same as in a deepcopy, whose children are its own.
+    assert reached(fused.held) == {id(fused.mlp)}
+    again = copy.deepcopy(fused)
+    assert reached(again.held) == {id(again.mlp)}
+
+
+def reached(value: Any) -> set[int]:
+    """The ids of the MLPs to which ``value`` leads."""
+    found: set[int] = set()
+    seen: set[int] = set()
+    open_values = [value]
+    while open_values:
+        each = open_values.pop()
+        if isinstance(each, MLP):
+            found.add(id(each))
+        elif id(each) not in seen and not isinstance(each, type | FunctionType | ModuleType):
+            seen.add(id(each))
+            open_values += gc.get_referents(each)
+    return found
 
 
 @pytest.mark.xfail(strict=True, reason="a layer has none of the methods and attributes of the class that it replaces")
