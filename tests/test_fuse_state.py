@@ -259,6 +259,37 @@ class ClosesOver(MLP):
     forward = closing_over(lambda x: F.relu(x) ** 2)
 
 
+def scaled_relu2(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x) ** 2 * scaled_relu2.scale  # type: ignore[attr-defined]
+
+
+scaled_relu2.scale = 2.0  # type: ignore[attr-defined]
+
+
+@case(None, lambda module: setattr(scaled_relu2, "scale", 7.0), fails="an attribute of a function is not watched")
+def calls_a_function_with_an_attribute(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.down(scaled_relu2(self.up(x)))
+
+
+WIDE = torch.float64
+
+
+@case(None, lambda module: globals().update(WIDE=torch.float32), fails="a global is not looked at again")
+def casts_to_a_global_type(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return (F.relu(self.up(x)) ** 2).to(WIDE)
+
+
+class Root(MLP):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.relu(self.up(x)) ** 2)
+
+
+@case(None, lambda module: setattr(Root, "forward", halved), fails="the classes are not looked at again")
+class RootPatched(Root):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 1
+
+
 # What the forward reads.
 
 
