@@ -330,3 +330,21 @@ def test_the_result_of_a_module_that_a_program_keeps_is_not_absorbed():
     result = relu2ir.fuse(export(Model(), (x,), preserve_module_call_signature=("act",)))
     assert [miss.reason for miss in result.near_misses] == ["escapes"]
     assert torch.equal(unflatten(result.module)(x), torch.relu(x).square())
+
+
+@pytest.mark.needs("cpp")
+@pytest.mark.xfail(strict=True, reason="the op of a provider is defined when it is first asked for")
+def test_a_program_lowered_to_a_kernel_is_loaded_elsewhere(tmp_path: Path):
+    model, x = nn.Sequential(nn.Linear(4, 8), Squared()), torch.randn(3, 4)
+    lowered = relu2ir.lower(relu2ir.fuse(export(model, (x,))).module, providers="cpp")
+    assert ops(lowered) == ["relu2ir_cpp::relu_squared"]
+    save(lowered, tmp_path / "lowered.pt2")
+    torch.save((x, lowered.module()(x)), tmp_path / "values.pt")
+    code = f"""
+import relu2ir, torch
+x, expected = torch.load({str(tmp_path / "values.pt")!r})
+assert torch.equal(torch.export.load({str(tmp_path / "lowered.pt2")!r}).module()(x), expected)
+"""
+    root = str(Path(relu2ir.__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stderr
