@@ -1,7 +1,8 @@
 """The test harness: what a machine must have, seeds, and the backend matrix's table at the end.
 
 A test that needs something names it, ``@pytest.mark.needs("nvcc")``, and skips with the reason where it is missing.
-``--require nvcc,cuda`` turns these skips into failures, on the machines that are there to run them.
+``--require nvcc,cuda`` turns these skips into failures, on the machines that are there to run them. A test marked
+``slow`` runs with ``--slow`` only.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ hypothesis.settings.load_profile("relu2ir")
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "comma-separated tools and providers whose absence fails tests instead of skipping them: cuda,triton,nvcc"
     parser.addoption("--require", default="", help=text)
+    parser.addoption("--slow", action="store_true", help="also run the tests that take too long for CI")
     parser.addoption("--matrix-counts", default="", help="also write the backend matrix's outcomes to this file")
 
 
@@ -62,6 +64,8 @@ def required(pytestconfig: pytest.Config) -> frozenset[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("slow") and not item.config.getoption("--slow"):
+        pytest.skip("slow: run with --slow")
     required = item.config.getoption("--require").split(",")
     for marker in item.iter_markers("needs"):
         for name in marker.args:
