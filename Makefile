@@ -25,9 +25,10 @@ bench: .venv/built ## the small benchmark of this machine
 clean: ## remove what was built, .venv too
 	rm -rf .venv build dist relu2ir.egg-info relu2ir/_C.abi3.so
 
-.venv/installed: .ci/requirements.txt
+.venv/installed: .ci/requirements.txt .ci/requirements-no-deps.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --requirement .ci/requirements.txt
+	$(BIN)/pip install --quiet --no-deps --requirement .ci/requirements-no-deps.txt
 	touch $@
 
 .venv/built: .venv/installed setup.py ops.yaml $(wildcard csrc/*) $(wildcard relu2ir/ir/*.py) relu2ir/building.py relu2ir/codegen.py relu2ir/providers/compiled.py
