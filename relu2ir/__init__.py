@@ -32,7 +32,7 @@ from relu2ir.spec import OpSpec
 if TYPE_CHECKING:
     import torch
 
-    from relu2ir import testing
+    from relu2ir import inductor, testing
     from relu2ir.fx.fuse import find, fuse
     from relu2ir.fx.lower import lower
 
@@ -49,6 +49,7 @@ __all__ = [
     "explain",
     "find",
     "fuse",
+    "inductor",
     "load",
     "lower",
     "nn",
@@ -134,6 +135,6 @@ def __getattr__(name: str) -> Any:
         from relu2ir import fx
 
         return getattr(fx, name)
-    if name == "testing":  # imports torch's fake tensors
-        return importlib.import_module("relu2ir.testing")
+    if name in ("inductor", "testing"):  # these import Inductor and torch's fake tensors
+        return importlib.import_module(f"relu2ir.{name}")
     raise AttributeError(f"module 'relu2ir' has no attribute {name!r}")

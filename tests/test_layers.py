@@ -21,7 +21,7 @@ LAYERS = {
     "providers": 4,
     "eager": 5, "counting": 5, "front": 5, "library": 5, "nn": 5,
     "fx": 6,
-    "codegen": 7, "building": 7, "testing": 7, "check": 7, "demo": 7, "__main__": 7, "": 7,
+    "codegen": 7, "building": 7, "inductor": 7, "testing": 7, "check": 7, "demo": 7, "__main__": 7, "": 7,
 }  # fmt: skip
 WITHOUT_TORCH = 2  # the highest layer that needs no torch
 # The only parts of the pass that know providers: lowering chooses, the backend lowers, a report says what was chosen.

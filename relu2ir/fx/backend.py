@@ -8,19 +8,27 @@ is asked for by name is obeyed.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
+from relu2ir import library, registry
 from relu2ir.errors import FuseError, ProviderError, suggestion
 from relu2ir.fx.fuse import fuse, under_autocast
 from relu2ir.fx.lower import lower
 from relu2ir.overrides import active
 
 INNER = ("inductor", "aot_eager", "eager")
+# What Inductor fuses with elementwise operations: these, reductions, and norms, which it opens into both.
+_FUSED = {torch.Tag.pointwise, getattr(torch.Tag, "reduction", torch.Tag.pointwise)}  # torch 2.11 tags no reductions
+_NORMS = ("rms_norm", "layer_norm", "group_norm", "softmax")
+_OPERATORS = {"truediv": "div", "iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "div"}
 logger = logging.getLogger("relu2ir")
 
 
@@ -55,13 +63,18 @@ def relu2ir_backend(
     asked = providers if lowered else "native"
     if asked is None and not overrides and under_autocast(graph_module):
         asked, note = "native", f"{note}; its ops are plain PyTorch, since autocast is on"
+    module = lower(result.module, providers=asked) if lowered else result.module
+    graphs = (
+        [each.graph for each in module.modules() if isinstance(each, fx.GraphModule)] if inner == "inductor" else []
+    )
     result = replace(
-        result, sites=tuple(replace(site, providers=asked) for site in result.sites), notes=(*result.notes, note)
+        result,
+        sites=tuple(replace(site, providers=asked) for site in result.sites),
+        notes=(*result.notes, note, *chain.from_iterable(map(blocked, graphs))),
     )
     logger.info("%d ops fused; %s", len(result.sites), note)
     if on_report is not None:
         on_report(result)
-    module = lower(result.module, providers=asked) if lowered else result.module
     run = _compile(inner, module, example_inputs, mode, rest)
     return run if providers is not None else _only_under(overrides, run)
 
@@ -79,6 +92,35 @@ def _only_under(overrides: str, run: Callable[..., Any]) -> Callable[..., Any]:
         return run(*args)
 
     return call
+
+
+def blocked(graph: fx.Graph) -> tuple[str, ...]:
+    """With what Inductor could have fused the ops of ``graph`` that are opaque to it; alike notes are one."""
+    names = {f"{spec.namespace}_{name}": name for spec in library.specs() for name in registry.providers()}
+    notes: Counter[str] = Counter()
+    for node in graph.nodes:
+        provider = names.get(node.target.namespace) if isinstance(node.target, OpOverload) else None
+        around = [_fusible(other) for other in (*node.all_input_nodes, *node.users)] if provider else []
+        neighbours = dict.fromkeys(f"'{name}'" for name in around if name)
+        if neighbours:
+            op = node.target._schema.name.partition("::")[2]
+            notes[
+                f"{op} by '{provider}' is opaque to Inductor, which could fuse it with {', '.join(neighbours)}: "
+                f"drop the request for '{provider}' to let it"
+            ] += 1
+    return tuple(note if count == 1 else f"{note} ({count} places)" for note, count in notes.items())
+
+
+def _fusible(node: fx.Node) -> str | None:
+    """The name of an operation that Inductor fuses with elementwise ones; None for any other node."""
+    if isinstance(node.target, OpOverload):
+        name, tags = node.target._schema.name.partition("::")[2], set(node.target.tags)
+    else:
+        name = str(getattr(node.target, "__name__", node.target))
+        name = _OPERATORS.get(name, name)
+        packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
+        tags = {tag for overload in packet.overloads() for tag in getattr(packet, overload).tags} if packet else set()
+    return name if tags & _FUSED or name in _NORMS else None
 
 
 def _default_inner(example_inputs: Sequence[Any]) -> tuple[str, str]:

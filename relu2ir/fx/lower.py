@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import fx, nn
@@ -19,13 +19,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.fx.proxy import GraphAppendingTracer
 
-from relu2ir import library
+from relu2ir import eager, library
 from relu2ir.errors import FuseError, ProviderError
 from relu2ir.fx.packing import value_of
 from relu2ir.fx.program import edited
 from relu2ir.fx.structure import copy_structure, relink
 from relu2ir.registry import explain, provider, refusal
 from relu2ir.spec import OpSpec
+
+# How a graph is written: as torch's functions, as an exported program's aten ops, or as Inductor's decomposed ones.
+Level: TypeAlias = Literal["torch", "export", "post_grad"]
 
 
 def lower(
@@ -42,7 +45,7 @@ def lower(
     inputs), and ProviderError where a provider that was asked for by name cannot run.
     """
     if isinstance(graph_module, ExportedProgram):
-        return edited(graph_module, lambda module: _lowered(module, providers, platform, there, aten=True))
+        return edited(graph_module, lambda module: _lowered(module, providers, platform, there, "export"))
     if not isinstance(graph_module, fx.GraphModule):
         found = type(graph_module).__name__
         raise FuseError(
@@ -57,18 +60,32 @@ def lower(
 
 
 def _lowered(
-    graph_module: fx.GraphModule, providers: str | None, platform: str | None, there: bool, aten: bool = False
+    graph_module: fx.GraphModule, providers: str | None, platform: str | None, there: bool, level: Level = "torch"
 ) -> Any:
-    """The lowered copy; plain PyTorch as functions of torch or, for an exported graph, as ``aten`` ops."""
     new = _copy(graph_module)
-    by_op = {getattr(getattr(torch.ops, s.namespace), s.name).default: s for s in library.specs()}
     for module in new.modules():
         if isinstance(module, fx.GraphModule):
-            for node in list(module.graph.nodes):
-                if node.op == "call_function" and node.target in by_op:
-                    _lower(node, by_op[node.target], providers, platform, there, aten)
+            lower_in_place(module.graph, providers, platform, there, level)
             module.recompile()
     return new
+
+
+def lower_in_place(
+    graph: fx.Graph,
+    providers: str | None = None,
+    platform: str | None = None,
+    there: bool = False,
+    level: Level = "torch",
+) -> None:
+    """Lower the ops of one graph, which is written at ``level``.
+
+    After autograd (``post_grad``) nothing opens the op of a provider any more: its kernel is called, which records no
+    gradient.
+    """
+    by_op = {getattr(getattr(torch.ops, s.namespace), s.name).default: s for s in library.specs()}
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in by_op:
+            _lower(node, by_op[node.target], providers, platform, there, level)
 
 
 def _copy(graph_module: fx.GraphModule) -> Any:
@@ -88,7 +105,7 @@ def _copied(module: nn.Module, copies: dict[int, nn.Module]) -> Any:
     return copies[id(module)]
 
 
-def _lower(node: fx.Node, spec: OpSpec, providers: str | None, platform: str | None, there: bool, aten: bool) -> None:
+def _lower(node: fx.Node, spec: OpSpec, providers: str | None, platform: str | None, there: bool, level: Level) -> None:
     operands = [*node.args, *(node.kwargs[input.name] for input in spec.inputs[len(node.args) :])]
     values = [value_of(operand) for operand in operands if isinstance(operand, fx.Node)]
     if len(values) != len(spec.inputs) or not all(isinstance(value, torch.Tensor) for value in values):
@@ -97,19 +114,22 @@ def _lower(node: fx.Node, spec: OpSpec, providers: str | None, platform: str | N
             "graph. Give example inputs, lower(graph_module, x), or capture with torch.compile or torch.export."
         )
     explanation = explain(spec, *values, providers=providers, platform=platform)
-    chosen = explanation.there if there else explanation.chosen
-    if chosen is None:
+    name = explanation.there if there else explanation.chosen
+    if name is None:
         raise ProviderError(refusal(explanation))
-    if not provider(chosen, explanation.source).plain:
-        node.target = library.inner_op(spec, chosen)
+    chosen, params = provider(name, explanation.source), [node.kwargs.get(p, d) for p, d in spec.params.items()]
+    if not chosen.plain and level == "post_grad":
+        node.target, node.args, node.kwargs = eager.opaque(spec, chosen), (*operands, *params), {}
+        node.meta |= {"val": node.target(*values, *params), "eager_input_vals": ((*values, *params), {})}
         return
-    native, params = (
-        provider(chosen, "").lower(spec),
-        [node.kwargs.get(p, default) for p, default in spec.params.items()],
-    )
-    result = (
-        _written_in_aten(node, operands, native, params) if aten else _written_in_torch(node, operands, native, params)
-    )
+    if not chosen.plain:
+        node.target = library.inner_op(spec, name)
+        return
+    native = chosen.lower(spec)
+    if level == "torch":
+        result = _written_in_torch(node, operands, native, params)
+    else:
+        result = _written_in_aten(node, operands, native, params, level)
     result.meta = copy.copy(node.meta)
     node.replace_all_uses_with(result)
     node.graph.erase_node(node)
@@ -121,9 +141,13 @@ def _written_in_torch(node: fx.Node, operands: list[Any], native: Callable[..., 
         return native(*(fx.Proxy(operand, tracer) for operand in operands), *params).node
 
 
-def _written_in_aten(node: fx.Node, operands: list[Any], native: Callable[..., Any], params: list[Any]) -> fx.Node:
+def _written_in_aten(
+    node: fx.Node, operands: list[Any], native: Callable[..., Any], params: list[Any], level: Level
+) -> fx.Node:
     values = [value_of(operand) for operand in operands]
-    traced = make_fx(lambda *tensors: native(*tensors, *params), pre_dispatch=True)(*values).graph
+    after = level == "post_grad"
+    how = {"decomposition_table": _inductors_decompositions()} if after else {"pre_dispatch": True}
+    traced = make_fx(lambda *tensors: native(*tensors, *params), **how)(*values).graph
     *body, output = traced.nodes
     given = iter(operands)
     new: dict[fx.Node, Any] = {each: next(given) for each in body if each.op == "placeholder"}
@@ -133,3 +157,9 @@ def _written_in_aten(node: fx.Node, operands: list[Any], native: Callable[..., A
                 new[each] = node.graph.node_copy(each, new.__getitem__)
                 new[each].meta = node.meta | {"val": each.meta["val"]}
     return new[output.args[0]]
+
+
+def _inductors_decompositions() -> dict[Any, Callable[..., Any]]:
+    from torch._inductor.decomposition import select_decomp_table
+
+    return select_decomp_table()
