@@ -36,6 +36,7 @@ class Row:
     executed: Ops
     fused: Ops = field(default_factory=dict)
     compiled: Ops | None = None
+    slow: bool = False  # too much like another row for every run
 
 
 def tokens() -> torch.Tensor:
@@ -190,16 +191,16 @@ MODELS = [
     Row("Nemotron-H", TF, nemotron_h("mamba", "mlp"), {**RELU2, **SILU_MUL, "silu": 1}, RELU2),
     Row("Nemotron-H MoE", TF, nemotron_h("moe"), {"relu_squared": 2}, {"relu_squared": 2}),
     Row("Arcee", TF, language_model("Arcee"), RELU2, RELU2),
-    Row("Persimmon", TF, language_model("Persimmon"), RELU2, RELU2),
+    Row("Persimmon", TF, language_model("Persimmon"), RELU2, RELU2, slow=True),
     Row("NanoChat", TF, language_model("NanoChat"), RELU2, RELU2),
     Row("RWKV", TF, rwkv, {"relu_squared": 2}),
     Row("BitNet", TF, language_model("BitNet"), RELU2_MUL, RELU2),
     Row("Llama, relu2", TF, language_model("Llama", hidden_act="relu2"), RELU2_MUL, RELU2),
     Row("Llama", TF, language_model("Llama"), SILU_MUL),
-    Row("Qwen2", TF, language_model("Qwen2"), SILU_MUL),
+    Row("Qwen2", TF, language_model("Qwen2"), SILU_MUL, slow=True),
     Row("Qwen3", TF, language_model("Qwen3", head_dim=8), SILU_MUL),
     Row("Gemma", TF, language_model("Gemma", head_dim=8), {"gelu_tanh_mul": 1}),
-    Row("Gemma 2", TF, language_model("Gemma2", head_dim=8), {"gelu_tanh_mul": 1}),
+    Row("Gemma 2", TF, language_model("Gemma2", head_dim=8), {"gelu_tanh_mul": 1}, slow=True),
     Row("Phi", TF, language_model("Phi"), {"gelu_new": 1}),
     Row("Phi-3", TF, language_model("Phi3"), {"silu_and_mul": 1}),
     Row("GPT-2", TF, gpt2, {"gelu_new": 1}),

@@ -35,6 +35,8 @@ WAITING = {
     "MetaFormer": "relu(x) ** 2 times one number is raised as a product of two whole tensors, which no kernel runs",
 }
 
+pytestmark = pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
+
 Call = Callable[[torch.Tensor], Any]
 
 
@@ -104,7 +106,10 @@ class Subject:
         assert largest <= 1.5 * plain_largest
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda row: row.name)
+ROWS = [pytest.param(row, id=row.name, marks=[pytest.mark.slow] if row.slow else []) for row in MODELS]
+
+
+@pytest.fixture(scope="module", params=ROWS)
 def subject(request: pytest.FixtureRequest) -> Subject:
     if find_spec(request.param.package) is None:
         pytest.skip(f"{request.param.package} is not installed")
@@ -160,18 +165,37 @@ def test_bfloat16_holds_too(name: str) -> None:
         subject.holds(step(result.module, subject.model, subject.x), [result])
 
 
+HOW = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+
+
 @pytest.mark.needs("cpp")
-@pytest.mark.parametrize("name", ["Nemotron", "BitNet"])
-def test_generated_tokens_are_the_same_and_every_step_calls_the_kernel(name: str) -> None:
+def test_a_fused_model_generates_the_same_tokens_and_calls_the_kernel_at_each() -> None:
     pytest.importorskip("transformers")
     torch.manual_seed(0)
-    model, tokens = language_model(name, use_cache=True)()
-    fused, how = relu2ir.fuse(model.eval()).module, {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+    model, tokens = language_model("Nemotron", use_cache=True)()
+    fused = relu2ir.fuse(model.eval()).module
     with ActivationCounter() as counter:
-        expected = model.generate(tokens, **how)
+        expected = model.generate(tokens, **HOW)
     with relu2ir.use(providers=KERNELS), kernel_calls() as calls:
-        assert torch.equal(fused.generate(tokens, **how), expected)
-    assert calls == {"cpp": counter.executed().total()} == {"cpp": 5}
+        assert torch.equal(fused.generate(tokens, **HOW), expected)
+    assert calls == {"cpp": counter.executed()["relu_squared"]} == {"cpp": 5}
+
+
+@pytest.mark.needs("cpp")
+def test_a_compiled_model_generates_the_same_tokens_and_calls_the_kernel_at_each() -> None:
+    pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model, tokens = language_model("Llama", use_cache=True)()
+    with ActivationCounter() as counter:
+        expected = model.eval().generate(tokens, **HOW)
+    model.forward = torch.compile(
+        model.forward, backend=relu2ir_backend, options={"inner": "eager", "providers": KERNELS}
+    )
+    assert torch.equal(model.generate(tokens, **HOW), expected)
+    with kernel_calls() as calls:
+        model.generate(tokens, **HOW)
+    assert calls == {"cpp": counter.executed()["silu_mul"]} == {"cpp": 5}
 
 
 @pytest.mark.needs("cpp")
@@ -189,6 +213,35 @@ def test_a_loop_over_experts_calls_the_kernel_for_each_expert_that_is_hit() -> N
     with torch.no_grad(), relu2ir.use(providers=KERNELS), kernel_calls() as calls:
         assert torch.equal(output(result.module, tokens), expected)
     assert calls == {"cpp": counter.executed()["relu_squared"]} == {"cpp": 4 + 1}
+
+
+@pytest.mark.slow
+@pytest.mark.needs("cpp")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # Dynamo's own
+def test_what_dynamo_does_not_capture_runs_as_it_was() -> None:
+    """A graph break inside a loop over experts: Dynamo runs the whole forward around it unseen."""
+    pytest.importorskip("transformers")
+    make = language_model("Mixtral", num_local_experts=4, num_experts_per_tok=2, experts_implementation="eager")
+    subject = Subject(Row("Mixtral", "transformers", make, {"silu_and_mul": 4}))
+    with torch.no_grad(), ActivationCounter() as counter:
+        subject.model(subject.x)
+    assert counter.executed() == subject.row.executed
+    assert all_equal(step(subject.compiled, subject.model, subject.x), subject.plain)
+    assert not by_op(subject.reports)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("name", ["Nemotron", "Llama"])
+def test_under_inductor_nothing_changes_but_the_report(name: str) -> None:
+    pytest.importorskip("transformers")
+    subject = Subject(next(row for row in MODELS if row.name == name))
+    expected = step(torch.compile(subject.model), subject.model, subject.x)
+    torch._dynamo.reset()
+    options = {"inner": "inductor", "on_report": subject.reports.append}
+    call = torch.compile(subject.model, backend=relu2ir_backend, options=options)
+    assert all_equal(step(call, subject.model, subject.x), expected)
+    assert by_op(subject.reports) == subject.row.executed
 
 
 def square_of_relu(x: torch.Tensor) -> torch.Tensor:
