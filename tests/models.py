@@ -118,10 +118,11 @@ def x_transformer(**settings: Any) -> Callable[[], Made]:
     return make
 
 
-def metaformer() -> Made:
+def caformer() -> Made:
     with without_torchvision():
-        from timm.models.metaformer import MetaFormer
-    return MetaFormer(num_classes=8, depths=(1, 1), dims=(8, 16), use_mlp_head=True), torch.randn(2, 3, 32, 32)
+        from timm.models.metaformer import Attention, LayerNorm2dNoBias, LayerNormNoBias, MetaFormer, SepConv
+    mixers = {"token_mixers": [SepConv, Attention], "norm_layers": [LayerNorm2dNoBias, LayerNormNoBias]}
+    return MetaFormer(num_classes=8, depths=(1, 1), dims=(8, 32), **mixers), torch.randn(2, 3, 32, 32)
 
 
 def vision_transformer(**settings: Any) -> Callable[[], Made]:
@@ -214,7 +215,7 @@ MODELS = [
     Row("SwiGLU", XT, x_transformer(glu=True, swish=True), {"mul_and_silu": 1}),
     Row("GEGLU", XT, x_transformer(glu=True), {"gelu_mul": 1}),
     # StarReLU's scale and bias are parameters of one element, not numbers, and no whole tensors either.
-    Row("MetaFormer", TIMM, metaformer, {"star_relu": 2, **RELU2}, {"relu_squared": 3}, {"relu_squared": 3}),
+    Row("CAFormer", TIMM, caformer, {"star_relu": 3, **RELU2}, {"relu_squared": 4}, {"relu_squared": 4}),
     Row("ViT", TIMM, vision_transformer(), {"gelu": 1}),
     Row("ViT, QuickGELU", TIMM, vision_transformer(act_layer="QuickGELU"), {"gelu_quick": 1}),
     Row("ViT, GEGLU", TIMM, vision_transformer(mlp_layer="SwiGLU"), {"gelu_mul": 1}, {"gelu_mul": 1}),
