@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import random_spellings as texts
 import torch
 import torch.nn.functional as F
-from hypothesis import assume
+from hypothesis import reject
 from hypothesis import strategies as st
+from program_surroundings import ROWS, Surroundings
 from torch import nn
 
 from relu2ir import library
@@ -27,45 +28,8 @@ from relu2ir.layout import Layout
 from relu2ir.spec import OpSpec
 
 T = TypeVar("T")
-ROWS = 4
 SPECIAL = (float("nan"), float("inf"), -float("inf"), -0.0, 1e-40, 60000.0, -60000.0)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64)
-
-
-class Surroundings(nn.Module):
-    """What a program's text reads of ``self``: layers, hooked and patched ones too, a parameter and buffers."""
-
-    def __init__(self, width: int, dtype: torch.dtype, training: bool, grad: bool) -> None:
-        super().__init__()
-        floating = dtype if dtype.is_floating_point else torch.float32
-        self.relu, self.relu_in_place, self.relu_hooked, self.relu_patched = (nn.ReLU(i == 1) for i in range(4))
-        self.relu_hooked.register_forward_hook(lambda module, args, output: output + 1)
-        self.relu_patched.forward = torch.tanh
-        self.silu, self.gelu, self.gelu_tanh = nn.SiLU(), nn.GELU(), nn.GELU("tanh")
-        self.softplus, self.softplus_2 = nn.Softplus(), nn.Softplus(2)
-        self.sigmoid, self.tanh, self.identity, self.dropout = nn.Sigmoid(), nn.Tanh(), nn.Identity(), nn.Dropout(0.5)
-        self.writes = Writes()
-        self.linear = nn.Linear(width, width, dtype=floating)
-        weights = torch.linspace(-1, 1, width * width).reshape(width, width)
-        self.linear.load_state_dict({"weight": weights, "bias": weights[0]})
-        self.gain = nn.Parameter(torch.empty(ROWS, width, dtype=floating))
-        renew(self, width, dtype)
-        self.train(training).requires_grad_(grad)
-
-
-def renew(owner: nn.Module, width: int, dtype: torch.dtype) -> None:
-    """Give ``owner`` the buffers that programs read, new, and its parameter the value that it has at first."""
-    state = torch.linspace(-1, 3, ROWS * width).reshape(ROWS, width)
-    owner._buffers.update({"state": state.to(dtype), "two": torch.tensor(2, dtype=dtype)})
-    if "gain" in owner._parameters:
-        owner.gain.data.copy_(1 - state)
-
-
-class Writes(nn.Module):
-    """A layer whose write no name tells of."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.add_(1)
 
 
 @dataclass(frozen=True)
@@ -119,13 +83,8 @@ class Program:
 
         x = tensor((self.width, ROWS), self.dtype).t() if self.strided else tensor((ROWS, self.width), self.dtype)
         y = tensor((ROWS, 2 * self.width), self.other or self.dtype)[:, ::2]
-        return [
-            x,
-            x.view(x.shape) if self.aliased else y,
-            tensor((self.width,), self.dtype),
-            tensor((), self.dtype),
-            3,
-        ], leaves
+        bias, scale = tensor((self.width,), self.dtype), tensor((), self.dtype)
+        return [x, x.view(x.shape) if self.aliased else y, bias, scale, 3], leaves
 
 
 _numbers = itertools.count()
@@ -134,8 +93,8 @@ _numbers = itertools.count()
 class _Writer:
     """Draws one program, line by line. Values are known with their shapes, so that most programs can run."""
 
-    def __init__(self, draw: Callable[..., Any], statements: bool, typed: bool) -> None:
-        self.draw, self.statements = draw, statements
+    def __init__(self, integer: Callable[[int, int], int], statements: bool, typed: bool, disturbed: int) -> None:
+        self.integer, self.statements, self.disturbed = integer, statements, disturbed
         self.width = 3 if typed and self.chance(6) else 8
         whole = (ROWS, self.width)
         self.shapes = {"x": whole, "y": whole, "self.state": whole, "self.gain": whole}
@@ -144,10 +103,10 @@ class _Writer:
         self.results: list[str] = []
 
     def chance(self, percent: int) -> bool:
-        return self.draw(st.integers(0, 99)) >= 100 - percent  # shrinks to False
+        return self.integer(0, 99) >= 100 - percent  # shrinks to False
 
     def one_of(self, values: Sequence[T]) -> T:
-        return values[self.draw(st.integers(0, len(values) - 1))]
+        return values[self.integer(0, len(values) - 1)]
 
     def line(self, text: str) -> None:
         self.lines.append("    " * self.depth + text)
@@ -182,7 +141,7 @@ class _Writer:
                 names[input.name] = "bias" if input.layout == Layout.vector else "scale"
                 if self.chance(15):
                     names[input.name] = self.any_value(shape)
-            shape = shape or self.shapes[names[input.parts[0]]]
+            shape = self.shapes[names[input.parts[0]]] if shape is None else shape
         if self.chance(10):
             names = {name: self.cast(value) if value in self.shapes else value for name, value in names.items()}
         self.results.append(self.expression(spec.expr, names, {}))
@@ -212,11 +171,11 @@ class _Writer:
 
     def disturb(self, operands: Sequence[str]) -> None:
         """Something between two steps of an op, of which ``operands`` are read next."""
-        if not self.chance(9):
+        if not self.chance(self.disturbed):
             return
         near = [name for name in operands if name in self.shapes] or ["x"]
         name = self.one_of(near) if self.chance(50) else self.any_value()
-        what = self.draw(st.integers(0, 5))
+        what = self.integer(0, 5)
         if what == 0:
             self.results.append(name)
         elif what == 1:
@@ -245,10 +204,8 @@ class _Writer:
 
     def parts(self, layout: Layout) -> tuple[str, str]:
         source = self.any_value((ROWS, self.width))
-        tables = {Layout.halves: texts.HALVES, Layout.pairs: texts.PAIRS}
-        table = texts.OTHER_PARTS if self.width == 8 and self.chance(12) else tables.pop(layout)
-        if self.chance(4):
-            (table,) = tables.values()
+        own, others = (texts.HALVES, texts.PAIRS) if layout == Layout.halves else (texts.PAIRS, texts.HALVES)
+        table = texts.OTHER_PARTS if self.width == 8 and self.chance(12) else others if self.chance(4) else own
         half, template = (self.width + 1) // 2, self.one_of(table)
         sizes, whole = (half, self.width - half), torch.empty(ROWS, self.width, device="meta")
         taken = eval(template.format("source", *sizes), {"torch": torch, "source": whole})
@@ -259,7 +216,7 @@ class _Writer:
 
     def step(self) -> None:
         """A line that belongs to no op."""
-        name, what = self.any_value(), self.draw(st.integers(0, 9))
+        name, what = self.any_value(), self.integer(0, 9)
         shape = self.shapes[name]
         if what < 3:
             self.value(self.one_of(texts.COPIES).format(name), shape)
@@ -267,7 +224,7 @@ class _Writer:
             self.value(self.one_of(texts.VIEWS).format(name), shape)
         elif what == 4:
             self.value(f"{name} * {self.any_value(shape)}", shape)
-        elif what == 5 and shape[-1] == self.width:
+        elif what == 5 and shape[-1:] == (self.width,):
             self.value(f"self.linear({name})", shape)
         elif what == 6:
             self.value(self.one_of(["{0} * n", "n * {0}", "{0} + n"]).format(name), shape)
@@ -284,21 +241,25 @@ def _is_value(text: str) -> bool:
     return text[0].isalpha()
 
 
+class Impossible(Exception):
+    """What was drawn is no program: its shapes do not fit."""
+
+
 def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     try:
         return tuple(torch.broadcast_shapes(*shapes))
     except RuntimeError:
-        assume(False)
-        raise
+        raise Impossible from None
 
 
-@st.composite
-def programs(draw: Callable[..., Any], statements: bool, typed: bool) -> Program:
-    """Programs around one to three ops; with ``statements`` also those that only a compiler's capture can hold.
+def drawn(integer: Callable[[int, int], int], statements: bool, typed: bool, disturbed: int = 9) -> Program:
+    """A program around one to three ops, by ``integer(low, high)``, a random number of that range.
 
-    Where a capture is not ``typed``, no width is odd: of 3, the parts of 2 and 1 multiply, which no op can.
+    ``disturbed`` percent of the steps of an op have something in front of them. With ``statements`` also what only a
+    compiler's capture can hold. Where a capture is not ``typed``, no width is odd: of 3, the parts of 2 and 1 multiply,
+    which no op can. Raises Impossible.
     """
-    writer = _Writer(draw, statements, typed)
+    writer = _Writer(integer, statements, typed, disturbed)
     for _ in range(1 + writer.chance(50) + writer.chance(30)):
         while writer.chance(40):
             writer.step()
@@ -318,6 +279,15 @@ def programs(draw: Callable[..., Any], statements: bool, typed: bool) -> Program
         aliased=writer.chance(15),
         special=writer.chance(40),
     )
+
+
+@st.composite
+def programs(draw: Callable[..., Any], statements: bool, typed: bool) -> Program:
+    """`drawn`, for hypothesis."""
+    try:
+        return drawn(lambda low, high: draw(st.integers(low, high)), statements, typed)
+    except Impossible:
+        return reject()
 
 
 # Of a single primitive nothing is fused, and where situ's params choose no graph shows.
