@@ -103,6 +103,26 @@ def test_dynamic_shapes_are_fused_once() -> None:
     assert "native" in str(reports[0])
 
 
+# torch's own look at what the first graph returned.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("inner", ["eager", "aot_eager"])
+def test_every_graph_of_a_broken_function_is_reported_with_dynamic_shapes(inner: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        h = F.relu(x) ** 2
+        torch._dynamo.graph_break()
+        return F.relu(h - 1).square()
+
+    reports: list[FuseResult] = []
+    options = {"inner": inner, "on_report": reports.append}
+    call = torch.compile(function, backend=relu2ir_backend, dynamic=True, options=options)
+    for rows in (3, 5):
+        x, y = (torch.linspace(-3, 3, rows * 4).view(rows, 4).requires_grad_() for _ in range(2))
+        out, expected = call(x), function(y)
+        (out.sum() + expected.sum()).backward()
+        assert torch.equal(out, expected) and torch.equal(x.grad, y.grad)
+    assert [[site.op for site in report.sites] for report in reports] == [["relu2ir::relu_squared"]] * 2
+
+
 def test_an_override_after_compiling_is_not_ignored() -> None:
     model, x = Gated(), torch.randn(3, 4)
     call, _ = compiled(model, inner="eager")
