@@ -72,12 +72,17 @@ def run(spec: OpSpec, tensors: Sequence[torch.Tensor], params: Sequence[float], 
     return provider("native", "").lower(spec)(*tensors, *params)
 
 
-def run_with(spec: OpSpec, chosen: Provider, tensors: Sequence[torch.Tensor], params: Sequence[float]) -> Any:
-    """Run ``spec`` with one provider, strictly: the body of the op that a lowered graph holds."""
+def run_with(
+    spec: OpSpec, name: str, strict: bool, tensors: Sequence[torch.Tensor], params: Sequence[float]
+) -> torch.Tensor:
+    """Run ``spec`` with one provider: the body of the op that a lowered graph holds.
+
+    Where it cannot run, ``strict`` raises ProviderError; otherwise PyTorch does.
+    """
     why = not_plain(tensors)
     if why is not None and why.traced:
-        return run_traced(spec, chosen, tensors, params)
-    return run(spec, tensors, params, providers=chosen.name)
+        return run_traced(spec, provider(name, ""), tensors, params)
+    return run(spec, tensors, params, providers=name if strict else f"{name},native")
 
 
 def run_traced(spec: OpSpec, chosen: Provider, tensors: Sequence[torch.Tensor], params: Sequence[float]) -> Any:

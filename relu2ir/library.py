@@ -2,7 +2,8 @@
 
 The public op ``relu2ir::relu_squared`` is CompositeImplicitAutograd: it stays one node in Dynamo and torch.export
 graphs, and opens into plain PyTorch under AOTAutograd, so Inductor fuses it with its neighbours and every transform
-works with nothing more registered. ``relu2ir_cuda::relu_squared`` is the same op by one provider, strictly.
+works with nothing more registered. ``relu2ir_cuda::relu_squared`` is the same op by one provider, strictly;
+``relu2ir_cuda::relu_squared.or_native`` leaves to plain PyTorch what that provider cannot run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from relu2ir.front import front
 from relu2ir.guards import EXACT
 from relu2ir.layout import shape_problem, whole_shape
 from relu2ir.overrides import EVERY_OP, active
-from relu2ir.registry import Imagined, Provider, explain, provider, refusal, requested
+from relu2ir.registry import PROVIDERS, Imagined, explain, provider, refusal, requested
 from relu2ir.spec import Layout, OpSpec
 from relu2ir.specfile import DEFAULT_NAMESPACE, SpecFile
 
@@ -124,6 +125,9 @@ def _register(spec: OpSpec) -> None:
     library.impl(spec.name, body, "CompositeImplicitAutograd")
     # Without a rule of its own vmap loops over the batch, and only a C++ warning tells.
     library.impl(spec.name, native, "FuncTorchBatchedDecomposition")
+    for each in PROVIDERS.values():  # now: a saved program that holds one is loaded by a process that asks for none
+        if not each.plain:
+            _define_inner(spec, each.name)
     _specs[spec.qualname] = spec
     traced = _traced_front(spec)
     function = front(spec, _python_front(spec, traced), traced)
@@ -211,12 +215,16 @@ def _traced_front(spec: OpSpec) -> Callable[..., Any]:
     return traced
 
 
-def inner_op(spec: OpSpec, name: str) -> Any:
-    """The op of one provider in a graph, ``torch.ops.relu2ir_cuda.relu_squared.default``; for native the public op."""
-    chosen = provider(name, f"inner_op({spec.name!r}, {name!r})")
-    if chosen.plain:
+def inner_op(spec: OpSpec, name: str, strict: bool = True) -> Any:
+    """The op of one provider in a graph, ``torch.ops.relu2ir_cuda.relu_squared.default``; for native the public op.
+
+    Not ``strict`` it is ``.or_native``, which runs in PyTorch what that provider cannot run.
+    """
+    if provider(name, f"inner_op({spec.name!r}, {name!r})").plain:
         return getattr(getattr(torch.ops, spec.namespace), spec.name).default
-    return _inner_op(spec, chosen)
+    _define_inner(spec, name)
+    packet = getattr(getattr(torch.ops, f"{spec.namespace}_{name}"), spec.name)
+    return packet.default if strict else packet.or_native
 
 
 def _asked_namespace(qualname: str, providers: str | None, kinds: tuple[Any, ...], exact: bool) -> str:
@@ -254,17 +262,19 @@ _asked_namespace._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache
-def _inner_op(spec: OpSpec, chosen: Provider) -> Any:
-    namespace = f"{spec.namespace}_{chosen.name}"
-    library = _library(namespace)
+def _define_inner(spec: OpSpec, provider_name: str) -> None:
+    library = _library(f"{spec.namespace}_{provider_name}")
 
-    def body(*args: Any, **kwargs: Any) -> Any:
-        return run_with(spec, chosen, *bind(spec, args, kwargs))
+    def define(name: str, strict: bool) -> None:
+        def body(*args: Any, **kwargs: Any) -> Any:
+            return run_with(spec, provider_name, strict, *bind(spec, args, kwargs))
 
-    library.define(spec.schema, tags=(torch.Tag.pt2_compliant_tag,))
-    library.impl(spec.name, body, "CompositeImplicitAutograd")
-    library.impl(spec.name, body, "FuncTorchBatchedDecomposition")
-    return getattr(getattr(torch.ops, namespace), spec.name).default
+        library.define(f"{name}{spec.schema.removeprefix(spec.name)}", tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl(name, body, "CompositeImplicitAutograd")
+        library.impl(name, body, "FuncTorchBatchedDecomposition")
+
+    define(spec.name, strict=True)
+    define(f"{spec.name}.or_native", strict=False)
 
 
 @cache

@@ -624,7 +624,6 @@ def kernels_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.needs("cpp")
 @pytest.mark.usefixtures("kernels_first")
-@pytest.mark.xfail(strict=True, reason="what lower puts into a graph is strict even where nobody asked for a provider")
 @pytest.mark.parametrize("kind", [Vmap, Jvp, Checkpoint, ReentrantCheckpoint], ids=lambda kind: kind.__name__)
 def test_where_only_pytorch_can_run_a_preferred_kernel_leaves_it_to_pytorch(kind: type[Region]) -> None:
     torch.manual_seed(0)

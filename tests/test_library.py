@@ -15,6 +15,7 @@ import torch
 
 import relu2ir
 from relu2ir import library, registry, specfile
+from relu2ir.counting import kernel_calls
 
 X = torch.tensor([-1.0, -0.0, 0.5, 3.0, float("nan"), float("inf"), -float("inf")])
 ROOT = Path(__file__).parent.parent
@@ -64,6 +65,36 @@ def test_arguments_are_checked():
     with pytest.raises(ValueError, match=r"must be even; found shape \[2, 3\]"):
         relu2ir.ops.silu_and_mul(torch.ones(2, 3))
     assert torch.equal(relu2ir.ops.relu_squared(x=torch.tensor([2.0])), torch.tensor([4.0]))
+
+
+@pytest.mark.needs("cpp")
+def test_the_op_of_a_provider_is_strict_or_leaves_to_pytorch_what_it_cannot_run():
+    op = torch.ops.relu2ir_cpp.relu_squared
+    for name in ("default", "or_native"):
+        for _ in range(2):  # the second count finds the op that the first one defined
+            with kernel_calls() as calls:
+                assert torch.equal(getattr(op, name)(X[:4]), torch.tensor([0.0, 0.0, 0.25, 9.0]))
+            assert calls == {"cpp": 1}
+    with torch.autocast("cpu", torch.bfloat16), kernel_calls() as calls:
+        assert torch.equal(op.or_native(X[:4]), torch.tensor([0.0, 0.0, 0.25, 9.0]))
+        with pytest.raises(relu2ir.ProviderError, match="only native can run: autocast is on for the device"):
+            op.default(X[:4])
+    assert calls == {"native": 1}
+
+
+@pytest.mark.needs("cpp")
+def test_counting_again_around_a_first_lowering_counts_again():
+    code = """
+        import torch, relu2ir
+        from relu2ir.counting import kernel_calls
+        captured = torch.fx.symbolic_trace(lambda x: torch.square(torch.relu(x)))
+        for size in (3, 4):
+            with kernel_calls() as calls:
+                x = torch.randn(size)
+                relu2ir.lower(relu2ir.fuse(captured).module, x, providers="cpp")(x)
+            print(calls["cpp"])
+    """
+    assert python(code) == "1\n" * 2
 
 
 def test_vmap_does_not_loop_over_the_batch():

@@ -333,7 +333,6 @@ def test_the_result_of_a_module_that_a_program_keeps_is_not_absorbed():
 
 
 @pytest.mark.needs("cpp")
-@pytest.mark.xfail(strict=True, reason="the op of a provider is defined when it is first asked for")
 def test_a_program_lowered_to_a_kernel_is_loaded_elsewhere(tmp_path: Path):
     model, x = nn.Sequential(nn.Linear(4, 8), Squared()), torch.randn(3, 4)
     lowered = relu2ir.lower(relu2ir.fuse(export(model, (x,))).module, providers="cpp")

@@ -1,8 +1,9 @@
 """`lower`: each op of a graph becomes what its chosen provider runs, visible when the graph is printed.
 
-``native`` becomes the op's plain PyTorch calls, the exact inverse of `fuse`; any other provider its own op, as in
-``torch.ops.relu2ir_cuda.relu_squared``, which is differentiable. Several providers accept a call by its device, dtype
-and shape, so each op node needs a fake value: of the capture, or of a run over fake copies of example inputs.
+``native`` becomes the op's plain PyTorch calls, the exact inverse of `fuse`; any other provider its own op, which is
+differentiable: ``torch.ops.relu2ir_cuda.relu_squared.or_native``, or ``.default``, which is strict, where that provider
+was asked for without ``native``. Several providers accept a call by its device, dtype and shape, so each op node needs
+a fake value: of the capture, or of a run over fake copies of example inputs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from relu2ir.errors import FuseError, ProviderError
 from relu2ir.fx.packing import value_of
 from relu2ir.fx.program import edited
 from relu2ir.fx.structure import copy_structure, relink
-from relu2ir.registry import explain, provider, refusal
+from relu2ir.registry import explain, provider, refusal, requested
 from relu2ir.spec import OpSpec
 
 # How a graph is written: as torch's functions, as an exported program's aten ops, or as Inductor's decomposed ones.
@@ -123,7 +124,8 @@ def _lower(node: fx.Node, spec: OpSpec, providers: str | None, platform: str | N
         node.meta |= {"val": node.target(*values, *params), "eager_input_vals": ((*values, *params), {})}
         return
     if not chosen.plain:
-        node.target = library.inner_op(spec, name)
+        asked, _ = requested(spec, providers)
+        node.target = library.inner_op(spec, name, strict=asked is not None and "native" not in asked)
         return
     native = chosen.lower(spec)
     if level == "torch":
