@@ -285,7 +285,6 @@ def test_decoys_are_left_alone_and_named(decoy: str, capture: Callable) -> None:
     "function",
     [
         lambda x: F.relu(x) ** 3,
-        lambda x: torch.float_power(F.relu(x), 2),
         lambda x: torch.square(F.leaky_relu(x)),
         lambda x: F.relu(x.square()),
         lambda x: F.relu(x) + F.relu(-x),

@@ -189,7 +189,7 @@ class Inner(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("state", torch.ones(3))
+        self.register_buffer("state", torch.ones(3, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.state.copy_(x)
@@ -202,7 +202,7 @@ class Outer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         value = getattr(self.child, self.tensor)
-        gate = F.silu(value)
+        gate = F.silu(value.view(-1, 3))
         self.child(x + 1)
         return torch.mul(gate, x)
 

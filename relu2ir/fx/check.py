@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import cached_property
 
 import torch
@@ -12,6 +13,7 @@ from relu2ir.fx.alias import Aliases
 from relu2ir.fx.match import Match
 from relu2ir.fx.packing import value_of
 from relu2ir.fx.patterns import Flaw
+from relu2ir.fx.shapes import has_strides_of_op
 
 _NO_GAIN = "it must be computed anyway, so fusing would save nothing"
 
@@ -20,15 +22,25 @@ class Checker:
     """Judges the matches of one graph over ``root``.
 
     ``autocast``: it runs, in whole or in part, under autocast. ``inference``: no gradient will flow. ``exact``: results
-    may not be rounded less often.
+    may not be rounded less often. ``nested``: another graph runs it.
     """
 
     def __init__(
-        self, graph: Graph, root: nn.Module, autocast: bool = False, inference: bool = False, exact: bool = False
+        self,
+        graph: Graph,
+        root: nn.Module,
+        autocast: bool = False,
+        inference: bool = False,
+        exact: bool = False,
+        nested: bool = False,
     ) -> None:
         self.graph, self.root, self.autocast, self.inference, self.exact = graph, root, autocast, inference, exact
         self.position = {node: i for i, node in enumerate(graph.nodes)}
-        self.switches = [(at, node) for node, at in self.position.items() if _switches_mode(node)]
+        self.switches = [node for node in graph.nodes if _switches_mode(node)]
+        self.switched_at = [self.position[node] for node in self.switches]
+        # Dynamo guards on the inputs of its graph, not on those of a region: the first carry of a scan needs no
+        # gradient and the next may. A transform differentiates what requires none.
+        self.records_gradients = not nested and not any(map(_differentiates, graph.nodes))
 
     @cached_property
     def aliases(self) -> Aliases:
@@ -46,8 +58,9 @@ class Checker:
             return Flaw("escapes", f"'{kept.name}' is both an input of the op and computed by it: {_NO_GAIN}")
         # A view's own shape is fixed when it is taken, so a packed tensor is read where it is split.
         places = [self.position[node] for node in (*match.packing, *match.covered)]
-        switch = next((node for at, node in self.switches if min(places) < at < self.position[match.root]), None)
-        if switch is not None:
+        following = bisect_right(self.switched_at, min(places))
+        if following < len(self.switches) and self.switched_at[following] < self.position[match.root]:
+            switch = self.switches[following]
             detail = f"'{switch.name}' changes grad mode, inference mode or autocast inside it: write it in one mode"
             return Flaw("mode_change", detail)
         first = min(self.position[node] for node in (*match.packing, *match.reads))
@@ -68,12 +81,15 @@ class Checker:
                     f"'{tensor.name}' may be a number: capture with torch.compile or torch.export, which know types"
                 )
                 return Flaw("unknown_type", detail)
-        if match.forward_only and not (self.inference or all(map(_records_no_gradient, match.tensors))):
+        no_gradient = self.inference or (self.records_gradients and all(map(_records_no_gradient, match.tensors)))
+        if match.forward_only and not no_gradient:
             detail = (
                 "the value is the op's, the gradient at NaN or at a bound is not: write relu or clamp, or fuse with "
                 "inference=True where no gradient will flow"
             )
             return Flaw("gradient", detail)
+        if not has_strides_of_op(match.spec, match.tensors, match.root):
+            return Flaw("strides", "the result has other strides than the op's: write the op's first input first")
         return self._dtype_flaw(match)
 
     def _dtype_flaw(self, match: Match) -> Flaw | None:
@@ -81,11 +97,16 @@ class Checker:
             detail = "under autocast a product and a square have different types: write the square as the op does"
             return Flaw("dtype_change", detail)
         values = [value_of(node) for node in (*match.tensors, match.root)]
-        if match.casts and (self.exact or len({getattr(value, "dtype", None) for value in values}) > 1):
-            between = (
-                "it is rounded once there and twice here" if self.exact else "the operands' type is not the result's"
-            )
-            return Flaw("cast", f"a cast stands inside, and {between}: cast outside")
+        if match.casts:
+            reason = None
+            if self.exact:
+                reason = "it is rounded once there and twice here"
+            elif match.unrounded:
+                reason = "float32 is kept over several steps, which plain PyTorch rounds one by one"
+            elif len({getattr(value, "dtype", None) for value in values}) > 1:
+                reason = "the operands' type is not the result's"
+            if reason is not None:
+                return Flaw("cast", f"a cast stands inside, and {reason}: cast outside")
         if all(isinstance(value, torch.Tensor) for value in values):
             *operands, result = (value.dtype for value in values)
             expected = operands[0]
@@ -109,9 +130,20 @@ class Checker:
             return isinstance(value_of(node), torch.Tensor)
         if node not in match.names or node.op in ("get_attr", "call_module"):  # a packed tensor, or a layer's result
             return True
-        if any(node in s.operands and not s.by_operator for s in map(match.covered.__getitem__, match.reads)):
+        if _reaches_a_function(node, match):
             return True
         return node.op == "call_function" and torch.overrides.resolve_name(node.target) is not None
+
+
+def _reaches_a_function(node: Node, match: Match) -> bool:
+    """Whether a function of torch takes ``node``, or what operators make of it and numbers alone."""
+    for reader, primitive in match.covered.items():
+        if node not in primitive.operands:
+            continue
+        alone = all(operand is node or not isinstance(operand, Node) for operand in primitive.operands)
+        if not primitive.by_operator or (alone and _reaches_a_function(reader, match)):
+            return True
+    return False
 
 
 def is_assertion(node: Node) -> bool:
@@ -129,3 +161,9 @@ def _switches_mode(node: Node) -> bool:
     """Whether ``node`` changes how the nodes behind it run, as in ``torch._C._set_grad_enabled(False)``."""
     name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
     return name.startswith(("_set_", "_enter_", "_exit_")) or name.endswith("crement_nesting")
+
+
+def _differentiates(node: Node) -> bool:
+    """Whether ``node`` belongs to a transform of torch.func, or to forward-mode differentiation."""
+    name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+    return name.endswith("crement_nesting") or name in ("_make_dual", "make_dual", "_enter_dual_level")

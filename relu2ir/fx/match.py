@@ -13,12 +13,14 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
+from relu2ir.fx.between import BETWEEN, between
+from relu2ir.fx.forms import forms_of, names_of
 from relu2ir.fx.packing import cast_of, part_of, value_of
-from relu2ir.fx.patterns import Flaw, Pattern, power_of
+from relu2ir.fx.patterns import Flaw, Pattern
 from relu2ir.fx.reading import Operand, Spelled, spelled
+from relu2ir.fx.shapes import are_declared, widens_nothing
 from relu2ir.fx.spellings import is_number
 from relu2ir.ir.expr import Call, Const, Expr, Name
-from relu2ir.layout import is_broadcast_to, logical_shape
 from relu2ir.spec import OpSpec
 
 
@@ -31,7 +33,7 @@ class Match:
     reverse; under CUDA autocast their types differ (``r * r`` stays bfloat16, ``square`` gives float32).
     ``floating``: op and place agree on floating operands only (``relu(x) ** 2.0`` makes floats of integers).
     ``forward_only``: the values agree, the gradients do not everywhere. ``casts``: a half type is computed in float32
-    and rounded on the way.
+    and rounded on the way; ``unrounded``: more than one step of the op is, with no rounding between.
     """
 
     pattern: Pattern
@@ -46,6 +48,7 @@ class Match:
     floating: bool = False
     forward_only: bool = False
     casts: bool = False
+    unrounded: bool = False
     flaw: Flaw | None = None
 
     @property
@@ -69,28 +72,30 @@ class Match:
         return text(self.root)
 
 
-def broadcasts(match: Match) -> bool:
-    """Whether the op's broadcast inputs are known to have the shapes that it declares: x + y may be full tensors."""
-    inputs = match.spec.inputs
-    if not any(input.layout.broadcast for input in inputs):
-        return True
-    values = [value_of(tensor) for tensor in match.tensors]
-    if not all(isinstance(value, torch.Tensor) for value in values):
+def _is_wider(value: Operand, root: Node) -> bool:
+    """Whether ``value`` is float32 where the result is of a half type."""
+    if not isinstance(value, Node):
         return False
-    shape = logical_shape(inputs[0].layout, values[0].shape)
-    broadcast = [(input, value) for input, value in zip(inputs, values) if input.layout.broadcast]
-    return shape is not None and all(is_broadcast_to(input.layout, value.shape, shape) for input, value in broadcast)
+    halves = (torch.float16, torch.bfloat16)
+    wide = getattr(value_of(value), "dtype", None) is torch.float32
+    return wide and getattr(value_of(root), "dtype", None) in halves
+
+
+_COMMUTE = frozenset({"add", "mul", "maximum", "minimum"})
 
 
 class Matcher:
     """Matches in one graph over ``root``."""
 
     def __init__(self, graph: Graph, root: nn.Module) -> None:
+        self.root = root
         self.position = {node: i for i, node in enumerate(graph.nodes)}
         read = ((node, spelled(node, root)) for node in graph.nodes)
         self.spelled: dict[Node, Spelled] = {node: primitive for node, primitive in read if primitive is not None}
         self.by_primitive: dict[str, list[Node]] = {}
         self.casts = {node: source for node in graph.nodes if (source := cast_of(node)) is not None}
+        stand = ((node, between(node, root)) for node in graph.nodes if node not in self.casts)
+        self.between: dict[Node, tuple[str, Node]] = {node: found for node, found in stand if found is not None}
         for node in [*self.casts, *self.spelled]:  # a cast first: one at the end belongs to the op
             primitive = self.spelled.get(self.casts.get(node, node))
             if primitive is not None:
@@ -111,7 +116,7 @@ class Matcher:
                 if node in claimed:
                     continue
                 for match in self._matches(pattern, node):
-                    if not claimed.isdisjoint(match.covered) or not broadcasts(match):
+                    if not claimed.isdisjoint(match.covered) or not are_declared(match.spec, match.tensors, self.root):
                         continue
                     flaw = pattern.flaw or match.flaw or check(match)
                     if flaw is None:
@@ -125,15 +130,15 @@ class Matcher:
 
     def _candidates(self, expr: Expr) -> list[Node]:
         assert isinstance(expr, Call)
-        others = ("mul", "pow") if power_of(expr) else ("clamp_min",) if expr.primitive == "relu" else ()
-        names = dict.fromkeys((expr.primitive, *others))
-        return [node for name in names for node in self.by_primitive.get(name, [])]
+        return [node for name in names_of(expr) for node in self.by_primitive.get(name, [])]
 
     def _matches(self, pattern: Pattern, root: Node) -> Iterator[Match]:
         yield from self._unify(pattern.expr, root, root, Match(pattern, root))
 
     def _unify(self, expr: Expr, value: Operand, reader: Node, match: Match) -> Iterator[Match]:
         """Every way to read ``value``, an operand of ``reader``, as ``expr``, each as ``match`` grown by it."""
+        if expr in match.pattern.steps and reader not in self.casts and _is_wider(value, match.root):
+            match = replace(match, unrounded=True)
         if isinstance(expr, Name):
             yield from self._bind(expr.name, value, reader, match)
             if value in self.casts:
@@ -141,36 +146,46 @@ class Matcher:
         elif value in self.casts:
             yield from self._unify(expr, self.casts[value], value, self._cover_cast(value, match))
         elif isinstance(expr, Const):
-            if is_number(value) and Const(float(value)) is expr:
-                # An op reads its own 1.0 as 1; only a graph's 1.0 makes floats of integers.
-                yield replace(match, floating=match.floating or (isinstance(value, float) and value.is_integer()))
+            yield from self._unify_number(expr, value, reader, match)
         elif is_number(value) and isinstance(expr, Call) and expr.primitive == "neg":
             yield from self._unify(expr.args[0], -value, reader, match)  # -limit, where the graph has -7.0
-        elif isinstance(value, Node) and (primitive := self.spelled.get(value)) is not None:
-            assert isinstance(expr, Call)
+        elif isinstance(value, Node) and value in self.spelled:
+            yield from self._unify_call(expr, value, self.spelled[value], match)
+        elif isinstance(value, Node) and value in self.between:
+            code, source = self.between[value]
+            yield from self._unify(expr, source, value, self._cover_between(value, code, source, match))
+
+    def _unify_call(self, expr: Expr, value: Node, primitive: Spelled, match: Match) -> Iterator[Match]:
+        """``value``, a call of ``primitive``, as ``expr`` in each of its forms."""
+        assert isinstance(expr, Call)
+        if expr.primitive == "square":
+            written = "mul" if primitive.primitive == "mul" else "square"
+            match = replace(match, other_square=match.other_square or match.pattern.squares != {written})
+        if primitive.primitive == expr.primitive:
             grown = self._cover(value, primitive, match)
             a, *rest = primitive.operands
-            if expr.primitive == "square":
-                written = "mul" if primitive.primitive == "mul" else "square"
-                other = match.other_square or match.pattern.squares != {written}
-                grown = replace(grown, other_square=other)
-            if primitive.primitive == expr.primitive:
-                yield from self._unify_all(expr.args, primitive.operands, value, grown)
-                if primitive.primitive in ("add", "mul") and a is not rest[0]:
-                    yield from self._unify_all(expr.args, (rest[0], a), value, grown)
-            elif expr.primitive == "relu" and primitive.primitive == "clamp_min" and rest == [0]:
-                yield from self._unify_all(expr.args, (a,), value, replace(grown, forward_only=True))
-            elif expr.primitive == "square" and primitive.primitive == "mul":
-                yield from self._unify_all(expr.args * 2, primitive.operands, value, grown)
-            elif primitive.primitive == "pow" and (power := power_of(expr)) is not None:
-                base, exponent = power
-                if isinstance(rest[0], Node):
-                    detail = f"pow with a tensor exponent differs in the last bit: write the number {exponent}"
-                    grown = replace(grown, flaw=grown.flaw or Flaw("tensor_exponent", detail))
-                elif rest[0] != exponent:
-                    return
-                grown = replace(grown, floating=grown.floating or isinstance(rest[0], float))
-                yield from self._unify_all((base,), (a,), value, grown)
+            yield from self._unify_all(expr.args, primitive.operands, value, grown)
+            if primitive.primitive in _COMMUTE and a is not rest[0]:
+                yield from self._unify_all(expr.args, (rest[0], a), value, grown)
+        for form, forward_only in forms_of(expr):
+            if primitive.primitive in names_of(form):
+                grown = replace(match, forward_only=match.forward_only or forward_only)
+                yield from self._unify_call(form, value, primitive, grown)
+
+    def _unify_number(self, expr: Const, value: Operand, reader: Node, match: Match) -> Iterator[Match]:
+        if is_number(value):
+            if Const(float(value)) is expr:
+                # An op reads its own 1.0 as 1; only a graph's 1.0 makes floats of integers.
+                yield replace(match, floating=match.floating or (isinstance(value, float) and value.is_integer()))
+        elif isinstance(value, Node) and reader in self.spelled and self.spelled[reader].primitive == "pow":
+            detail = f"pow with a tensor exponent differs in the last bit: write the number {expr}"
+            if isinstance(value_of(value), torch.SymInt | torch.SymFloat):
+                detail = f"the exponent is symbolic, it may be another number than {expr}: write the number"
+            yield replace(match, flaw=match.flaw or Flaw("tensor_exponent", detail))
+        elif isinstance(value, Node) and value in self.spelled and widens_nothing(value, reader):
+            made = self.spelled[value]
+            if made.primitive == "const" and is_number(made.operands[0]) and made.operands[0] == expr.value:
+                yield self._cover(value, made, match)
 
     def _unify_all(
         self, exprs: Sequence[Expr], values: Sequence[Operand], reader: Node, match: Match
@@ -186,13 +201,17 @@ class Matcher:
         if primitive.altered:
             detail = f"the module '{node.target}' has hooks or a forward of its own, which would not run: remove them"
             flaw = flaw or Flaw("hooked", detail)
-        forward_only = match.forward_only or primitive.forward_only
-        return replace(match, covered={**match.covered, node: primitive}, flaw=flaw, forward_only=forward_only)
+        return replace(match, covered={**match.covered, node: primitive}, flaw=flaw)
 
     def _cover_cast(self, node: Node, match: Match) -> Match:
         text = f"{{0}}.to({str(value_of(node).dtype).removeprefix('torch.')})"
         cast = Spelled("cast", (self.casts[node],), text)
         return replace(match, covered={**match.covered, node: cast}, casts=True)
+
+    def _cover_between(self, node: Node, code: str, source: Node, match: Match) -> Match:
+        flaw = match.flaw or (Flaw(code, f"at '{node.name}' {BETWEEN[code].detail}") if code else None)
+        passed = Spelled("between", (source,), f"{node.name}({{0}})")
+        return replace(match, covered={**match.covered, node: passed}, flaw=flaw)
 
     def _bind(self, name: str, value: Operand, reader: Node, match: Match) -> Iterator[Match]:
         if name in match.spec.params:

@@ -19,8 +19,8 @@ from torch import fx, nn
 
 from relu2ir.fx.match import Match
 from relu2ir.fx.patterns import Pattern
-from relu2ir.fx.reading import is_altered, primitive_of
-from relu2ir.fx.spellings import FORMS, ROWS
+from relu2ir.fx.reading import computed_by, is_altered
+from relu2ir.fx.spellings import OTHERS, ROWS
 from relu2ir.ir.expr import OPERATORS, Call, postorder
 from relu2ir.nn import Activation, layer_for
 
@@ -98,9 +98,9 @@ class FusedForward:
         return _own_forward_of, (self.owner,)
 
 
-def _as_set(layer: nn.Module) -> tuple[str | None, bool]:
+def _as_set(layer: nn.Module) -> tuple[Any, bool]:
     """What an absorbed layer computes as it is set now, and whether in place."""
-    return primitive_of(layer), getattr(layer, "inplace", False)
+    return computed_by(layer), getattr(layer, "inplace", False)
 
 
 def _own_forward_of(owner: nn.Module) -> MethodType:
@@ -125,7 +125,7 @@ def mentions_an_op(module: nn.Module, forward: FunctionType, patterns: Iterable[
     children = {type(child) for child in module.children()}
 
     def mentioned(primitive: str) -> bool:
-        rows = [ROWS[primitive], *([FORMS["pow"]] if primitive == "square" else [])]
+        rows = [ROWS[primitive], *([OTHERS["pow"]] if primitive == "square" else [])]
         spellings = {name for row in rows for name in (*row.methods, *(f.__name__ for f in row.functions))}
         by_symbol = primitive == "square" and not symbols.isdisjoint(("**", "*"))
         return by_symbol or not words.isdisjoint(spellings) or not children.isdisjoint(ROWS[primitive].modules)

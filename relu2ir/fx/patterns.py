@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from relu2ir.ir.expr import Call, Expr, fold, postorder, substitute
+from relu2ir.fx.forms import canonical, forms_of, largest
+from relu2ir.ir.expr import Call, Const, Expr, Name, fold, postorder, substitute
 from relu2ir.ir.parse import parse
 from relu2ir.spec import Input, OpSpec
 
@@ -29,6 +30,10 @@ LOOKALIKES = (
         parse("where(x > 0, square(x), 0)"),
         Flaw("where_form", "this where drops NaN, relu keeps it: write torch.square(F.relu(x))"),
     ),
+    (
+        Call("float_power", (Call("relu", (Name("x"),)), Const(2))),
+        Flaw("float_power", "float_power computes and returns float64: write torch.square(F.relu(x))"),
+    ),
 )
 
 
@@ -42,7 +47,13 @@ class Pattern:
 
     @cached_property
     def size(self) -> int:
-        return sum(isinstance(node, Call) for node in postorder([self.expr]))
+        """How many nodes it may stand for."""
+        return largest(self.expr)
+
+    @cached_property
+    def steps(self) -> frozenset[Expr]:
+        """The op's own calls below its root: what plain PyTorch rounds, one by one."""
+        return frozenset(node for node in postorder([self.expr]) if isinstance(node, Call)) - {self.expr}
 
     @cached_property
     def squares(self) -> set[str]:
@@ -59,37 +70,18 @@ class Pattern:
 
 
 def patterns(specs: Iterable[OpSpec], exact: bool = False) -> list[Pattern]:
-    """What to look for, the longest first. An op of a single primitive is not raised: there is nothing to fuse."""
+    """What to look for, the longest first. An op of a single primitive is raised where it is written out only."""
     found = []
     for spec in specs:
-        pattern = Pattern(spec, canonical(spec.expr))
-        if pattern.size > 1 and (spec.exact or not exact):
-            found.append(pattern)
-            found.extend(Pattern(spec, expr, flaw) for expr, flaw in _lookalikes(pattern.expr))
+        expr = canonical(spec.expr)
+        if exact and not spec.exact:
+            continue
+        if isinstance(expr, Call) and any(isinstance(arg, Call) for arg in expr.args):
+            found.append(Pattern(spec, expr))
+            found.extend(Pattern(spec, other, flaw) for other, flaw in _lookalikes(expr))
+        else:
+            found.extend(Pattern(spec, form) for form, _ in forms_of(expr))
     return sorted(found, key=lambda p: (p.flaw is not None, -p.size, len(p.spec.inputs), p.spec.qualname))
-
-
-def canonical(expr: Expr) -> Expr:
-    """The one form of what can be written in two: ``a * a`` is ``square(a)``."""
-
-    def visit(node: Expr, args: list[Expr]) -> Expr:
-        if not isinstance(node, Call):
-            return node
-        if node.primitive == "mul" and args[0] is args[1]:
-            return Call("square", (args[0],))
-        return Call(node.primitive, tuple(args))
-
-    return fold([expr], visit)[expr]
-
-
-def power_of(expr: Expr) -> tuple[Expr, int] | None:
-    """The base and the exponent of a canonical ``square(a)`` or ``square(a) * a``, which graphs write as powers too."""
-    if not isinstance(expr, Call) or expr.primitive not in ("square", "mul"):
-        return None
-    if expr.primitive == "square":
-        return expr.args[0], 2
-    first, second = expr.args
-    return (second, 3) if first is Call("square", (second,)) else None
 
 
 def _lookalikes(expr: Expr) -> Iterator[tuple[Expr, Flaw]]:

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from relu2ir.fx.spellings import FORMS, KEYWORDS, NEUTRAL, ROWS, SYMBOLS, Row, is_number
+from relu2ir.fx.spellings import KEYWORDS, NEUTRAL, OTHERS, ROWS, SYMBOLS, Row, is_number
 
 Operand: TypeAlias = Node | int | float
 
 # What a node calls: the primitives that it may be, as their settings say, and whether it writes in place.
 _CALLED: dict[tuple[str, Any], list[tuple[str, bool]]] = {}
 _MODULES: dict[type[nn.Module], list[str]] = {}
-_TABLE: dict[str, Row] = {**ROWS, **FORMS}
+_TABLE: dict[str, Row] = {**ROWS, **OTHERS}
 for _name, _entry in _TABLE.items():
     for _kind, _targets, _inplace in (
         ("call_function", _entry.functions, False),
@@ -32,17 +32,13 @@ for _name, _entry in _TABLE.items():
 
 @dataclass(frozen=True)
 class Spelled:
-    """A node read as a primitive of its operands. ``template`` writes it as the user did, over the operands' texts.
-
-    ``forward_only``: its value is the primitive's, its gradient is not everywhere.
-    """
+    """A node read as a primitive of its operands. ``template`` writes it as the user did, over the operands' texts."""
 
     primitive: str
     operands: tuple[Operand, ...]
     template: str
     inplace: bool = False
     altered: bool = False
-    forward_only: bool = False
 
     @property
     def by_operator(self) -> bool:
@@ -67,18 +63,20 @@ def spelled(node: Node, root: nn.Module) -> Spelled | None:
 
 
 def _spelled_module(node: Node, module: nn.Module) -> Spelled | None:
-    name = primitive_of(module)
-    if name is None or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], Node):
+    computed = computed_by(module)
+    if computed is None or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], Node):
         return None
+    name, numbers = computed
     template, inplace = f"nn.{type(module).__name__}()({{0}})", getattr(module, "inplace", False)
-    return _read(name, node.args, template, inplace, is_altered(module))
+    return _read(name, (*node.args, *numbers), template, inplace, is_altered(module))
 
 
-def primitive_of(module: nn.Module) -> str | None:
-    """The row of what a layer of torch computes as it is set now."""
+def computed_by(module: nn.Module) -> tuple[str, tuple[Any, ...]] | None:
+    """The row of what a layer of torch computes as it is set now, and the operands that it holds."""
     for name in _MODULES.get(type(module), ()):
-        if all(getattr(module, key, None) == value for key, (_, value) in _TABLE[name].settings.items()):
-            return name
+        row = _TABLE[name]
+        if all(getattr(module, key, None) == value for key, (_, value) in row.settings.items()):
+            return name, tuple(getattr(module, parameter) for parameter in row.parameters[1:])
     return None
 
 
@@ -89,6 +87,7 @@ def _spelled_call(node: Node, name: str, inplace: bool) -> Spelled | None:
         return None
     inplace = bool(inplace or values.pop("inplace", False))
     operands = tuple(values.pop(parameter, None) for parameter in row.parameters)
+    values = {keyword: value for keyword, value in values.items() if keyword not in row.ignored}
     if any(keyword not in NEUTRAL or value != NEUTRAL[keyword] for keyword, value in values.items()):
         return None
     return _read(name, operands, _template(node, row, operands), inplace)
@@ -100,7 +99,7 @@ def _read(name: str, operands: tuple[Any, ...], template: str, inplace: bool, al
     read = (name, operands) if row.reads is None else row.reads(*operands)
     if read is None or not all(isinstance(operand, Node) or is_number(operand) for operand in read[1]):
         return None
-    return Spelled(*read, template, inplace, altered, row.forward_only)
+    return Spelled(*read, template, inplace, altered)
 
 
 def _values(node: Node, row: Row) -> dict[str, Any] | None:

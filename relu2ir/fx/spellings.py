@@ -21,14 +21,15 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Row:
-    """The spellings of one primitive.
+    """The spellings of one primitive. Modules hold operands behind their first in attributes of the same names.
 
     ``parameters`` are its operands in order, by their keyword; ``extras`` further positional ones. ``functions`` are
     call_function targets, ``inplace`` those that write into their first operand; ``methods`` are Tensor methods, of
     which the form with ``_`` writes in place, and ``self_at`` says which operand a method is called on. ``modules`` are
     nn.Module classes without parameters. ``settings`` are arguments, and attributes of modules, by their default and
     the value that they must have to mean this primitive. ``reads`` gives what the operands say, as a primitive and its
-    operands, where that is not the row's own name; None if it is no primitive.
+    operands, where that is not the row's own name; None if it is no primitive. ``ignored`` keywords do not change what
+    a number is.
     """
 
     parameters: tuple[str, ...]
@@ -40,7 +41,7 @@ class Row:
     self_at: int = 0
     settings: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     reads: Callable[..., tuple[str, tuple[Any, ...]] | None] | None = None
-    forward_only: bool = False
+    ignored: tuple[str, ...] = ()
 
 
 UNARY, BINARY = ("input",), ("input", "other")
@@ -77,9 +78,9 @@ def _bounded(x: Any, low: Any, high: Any) -> tuple[str, tuple[Any, ...]]:
     return ("clamp_min", (x, low)) if high is None else ("clamp", (x, low, high))
 
 
-def _by_threshold(x: Any, threshold: Any, value: Any) -> tuple[str, tuple[Any, ...]] | None:
-    zeros = all(is_number(number) and number == 0 for number in (threshold, value))
-    return ("clamp_min", (x, 0)) if zeros else None
+def _of_two(name: str) -> Callable[..., tuple[str, tuple[Any, ...]] | None]:
+    """``torch.max`` of two tensors is a maximum; of a tensor and a number it reduces a dimension."""
+    return lambda x, other: (name, (x, other)) if isinstance(other, Node) else None
 
 
 def _power(x: Any, exponent: Any) -> tuple[str, tuple[Any, ...]] | None:
@@ -87,7 +88,9 @@ def _power(x: Any, exponent: Any) -> tuple[str, tuple[Any, ...]] | None:
 
 
 ROWS: Mapping[str, Row] = {
-    "neg": Row(UNARY, (operator.neg, torch.neg, torch.negative, aten.neg.default), ("neg", "negative")),
+    "neg": Row(
+        UNARY, (operator.neg, torch.neg, torch.negative, aten.neg.default, aten.negative.default), ("neg", "negative")
+    ),
     "add": Row(
         BINARY,
         (operator.add, torch.add, aten.add.Tensor, aten.add.Scalar),
@@ -96,19 +99,28 @@ ROWS: Mapping[str, Row] = {
     ),
     "sub": Row(
         BINARY,
-        (operator.sub, torch.sub, torch.subtract, aten.sub.Tensor, aten.sub.Scalar),
+        (operator.sub, torch.sub, torch.subtract, aten.sub.Tensor, aten.sub.Scalar, aten.subtract.Tensor),
         ("sub", "subtract"),
         inplace=(operator.isub, aten.sub_.Tensor, aten.sub_.Scalar),
     ),
     "mul": Row(
         BINARY,
-        (operator.mul, torch.mul, torch.multiply, aten.mul.Tensor, aten.mul.Scalar),
+        (operator.mul, torch.mul, torch.multiply, aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor),
         ("mul", "multiply"),
         inplace=(operator.imul, aten.mul_.Tensor, aten.mul_.Scalar),
     ),
     "div": Row(
         BINARY,
-        (operator.truediv, torch.div, torch.divide, torch.true_divide, aten.div.Tensor, aten.div.Scalar),
+        (
+            operator.truediv,
+            torch.div,
+            torch.divide,
+            torch.true_divide,
+            aten.div.Tensor,
+            aten.div.Scalar,
+            aten.divide.Tensor,
+            aten.true_divide.Tensor,
+        ),
         ("div", "divide", "true_divide"),
         inplace=(operator.itruediv, aten.div_.Tensor, aten.div_.Scalar),
     ),
@@ -129,7 +141,7 @@ ROWS: Mapping[str, Row] = {
     "tanh": _unary("tanh", nn.Tanh),
     "abs": Row(
         UNARY,
-        (operator.abs, torch.abs, torch.absolute, aten.abs.default),
+        (operator.abs, torch.abs, torch.absolute, aten.abs.default, aten.absolute.default),
         ("abs", "absolute"),
         inplace=(torch.abs_, aten.abs_.default),
     ),
@@ -149,7 +161,7 @@ ROWS: Mapping[str, Row] = {
     ),
     "clamp": Row(
         ("input", "min", "max"),
-        (torch.clamp, torch.clip, aten.clamp.default, aten.clamp.Tensor),
+        (torch.clamp, torch.clip, aten.clamp.default, aten.clamp.Tensor, aten.clip.default),
         ("clamp", "clip"),
         inplace=(torch.clamp_, torch.clip_, aten.clamp_.default, aten.clamp_.Tensor),
         reads=_bounded,
@@ -178,8 +190,10 @@ ROWS: Mapping[str, Row] = {
     ),
 }
 
-# What is no primitive by its own name. `match` knows what a power is.
-FORMS: Mapping[str, Row] = {
+_MADE = ("dtype", "layout", "device", "pin_memory", "memory_format", "requires_grad")
+
+# What is no primitive by its own name: `forms` knows what a power, a threshold and a hardtanh are.
+OTHERS: Mapping[str, Row] = {
     "pow": Row(
         ("input", "exponent"),
         (operator.pow, torch.pow, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor),
@@ -187,24 +201,68 @@ FORMS: Mapping[str, Row] = {
         inplace=(operator.ipow, aten.pow_.Scalar, aten.pow_.Tensor),
         reads=_power,
     ),
+    "float_power": Row(("input", "exponent"), (torch.float_power, aten.float_power.Tensor_Scalar), ("float_power",)),
     "rsub": Row(BINARY, (torch.rsub, aten.rsub.Tensor, aten.rsub.Scalar), reads=lambda x, other: ("sub", (other, x))),
-    # Their gradients at the bounds, and at NaN, are not clamp's.
+    "max": Row(BINARY, (torch.max, aten.max.other), ("max",), reads=_of_two("maximum")),
+    "min": Row(BINARY, (torch.min, aten.min.other), ("min",), reads=_of_two("minimum")),
+    "hardtanh": Row(
+        ("input", "min_val", "max_val"),
+        (F.hardtanh, aten.hardtanh.default),
+        modules=(nn.Hardtanh,),
+        inplace=(F.hardtanh_, aten.hardtanh_.default),
+        extras=("inplace",),
+        reads=lambda x, low, high: ("hardtanh", (x, -1 if low is None else low, 1 if high is None else high)),
+    ),
     "relu6": Row(
         UNARY,
         (F.relu6, aten.relu6.default),
         modules=(nn.ReLU6,),
+        inplace=(aten.relu6_.default,),
         extras=("inplace",),
-        reads=lambda x: ("clamp", (x, 0, 6)),
-        forward_only=True,
+        reads=lambda x: ("hardtanh", (x, 0, 6)),
     ),
     "threshold": Row(
         ("input", "threshold", "value"),
         (torch.threshold, F.threshold, aten.threshold.default),
+        modules=(nn.Threshold,),
+        inplace=(F.threshold_, aten.threshold_.default),
         extras=("inplace",),
-        reads=_by_threshold,
-        forward_only=True,
+    ),
+    # One number in every element.
+    "zeros_like": Row(
+        UNARY,
+        (torch.zeros_like, aten.zeros_like.default),
+        reads=lambda like: ("const", (0,)),
+        ignored=_MADE,
+    ),
+    "full_like": Row(
+        ("input", "fill_value"),
+        (torch.full_like, aten.full_like.default),
+        reads=lambda like, value: ("const", (value,)),
+        ignored=_MADE,
+    ),
+    "full": Row(
+        ("size", "fill_value"),
+        (torch.full, aten.full.default),
+        reads=lambda size, value: ("const", (value,)),
+        ignored=_MADE,
+    ),
+    "zeros": Row(("size",), (torch.zeros, aten.zeros.default), reads=lambda size: ("const", (0,)), ignored=_MADE),
+    "new_zeros": Row(
+        ("input", "size"),
+        (aten.new_zeros.default,),
+        ("new_zeros",),
+        reads=lambda like, size: ("const", (0,)),
+        ignored=_MADE,
+    ),
+    "scalar_tensor": Row(
+        ("s",),
+        (torch.scalar_tensor, torch.tensor, aten.scalar_tensor.default),
+        reads=lambda value: ("const", (value,)),
+        ignored=_MADE,
     ),
 }
+
 
 SYMBOLS = (
     {operator.neg: "-{0}", operator.pow: "{0} ** {1}", operator.ipow: "{0} **= {1}"}
