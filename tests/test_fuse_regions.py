@@ -242,7 +242,6 @@ def marked(kinds: list[type[Region]], failing: dict[type[Region], str]) -> list[
     ]
 
 
-BATCHED = "lower traces over the recorded value, which is a batched tensor of a vmap that is over"
 LINES = "the last line of torch's trace is one of the body's generated code"
 PATHS = "the name of the body stands in front of the path"
 LOST_GRAD = "torch's own function for the gradient is taken for a writer"
@@ -343,7 +342,7 @@ def test_a_region_of_an_exported_program_is_fused_saved_and_loaded(kind: type[Re
         assert torch.equal(loaded.module()(x), expected)
 
 
-@pytest.mark.parametrize("kind", marked(EXPORTED, {Vmap: BATCHED, AssociativeScan: BATCHED}))
+@pytest.mark.parametrize("kind", EXPORTED, ids=lambda kind: kind.__name__)
 def test_a_region_of_an_exported_program_is_lowered_to_what_it_was(kind: type[Region]) -> None:
     program, x, expected = exported(kind)
     plain = relu2ir.lower(relu2ir.fuse(program).module, providers="native")
@@ -688,7 +687,6 @@ def test_a_spelling_of_another_gradient_is_left_alone_wherever_one_may_flow(kind
     assert [report.sites for report in reports] == [()]
 
 
-@pytest.mark.xfail(strict=True, reason="example inputs give values to the nodes of the top graph only")
 def test_example_inputs_are_known_in_graph_modules_below() -> None:
     root, graph = nn.Module(), fx.Graph()
     root.inner = fx.symbolic_trace(Squared())
@@ -697,3 +695,21 @@ def test_example_inputs_are_known_in_graph_modules_below() -> None:
     lowered = relu2ir.lower(fused, x, providers="native")
     assert ops_of(fused) and not ops_of(lowered)
     assert torch.equal(lowered(x), torch.relu(x).square())
+
+
+def test_example_inputs_are_known_in_branches_and_behind_keywords() -> None:
+    root, graph = nn.Module(), fx.Graph()
+    root.inner = fx.symbolic_trace(lambda x, scale=2.0, *, shift=0.0: torch.square(torch.relu(x)) * scale + shift)
+    root.one = fx.symbolic_trace(lambda x: (torch.square(torch.relu(x)),))
+    root.other = fx.symbolic_trace(lambda x: (x,))
+    x = graph.placeholder("x")
+    positive = graph.call_function(torch.gt, (graph.call_method("sum", (x,)), 0))
+    branches = [graph.get_attr(name) for name in ("one", "other")]
+    of_cond = graph.call_function(torch.ops.higher_order.cond, (positive, *branches, (x,)))
+    graph.output((graph.call_module("inner", (x,), {"shift": 1.0}), of_cond))
+    fused, given = relu2ir.fuse(fx.GraphModule(root, graph)).module, torch.tensor([-1.0, 3.0])
+    lowered = relu2ir.lower(fused, given, providers="native")
+    assert len(ops_of(fused)) == 2 and not ops_of(lowered)
+    inner, (of_cond,) = lowered(given)
+    assert (inner.tolist(), of_cond.tolist()) == ([1.0, 19.0], [0.0, 9.0])
+    assert "forward" not in vars(lowered.inner)

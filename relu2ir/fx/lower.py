@@ -9,12 +9,13 @@ a fake value: of the capture, or of a run over fake copies of example inputs.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import fx, nn
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
@@ -55,9 +56,30 @@ def lower(
         )
     if example_inputs:
         graph_module = _copy(graph_module)
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
-            FakeTensorProp(graph_module, mode).propagate(*example_inputs)
+        _propagate(graph_module, example_inputs)
     return _lowered(graph_module, providers, platform, there)
+
+
+def _propagate(graph_module: fx.GraphModule, example_inputs: tuple[Any, ...]) -> None:
+    """Give every node a fake value, those of graph modules below too: each records its values whenever it is called."""
+
+    def record(below: fx.GraphModule, mode: FakeTensorMode) -> None:
+        signature = inspect.signature(below.forward)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return FakeTensorProp(below, mode).run(*bound.args)
+
+        below.forward = forward
+
+    graph_modules = [module for module in graph_module.modules() if isinstance(module, fx.GraphModule)]
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        for below in graph_modules[1:]:
+            record(below, mode)
+        FakeTensorProp(graph_module, mode).propagate(*example_inputs)
+    for below in graph_modules[1:]:
+        del below.forward
 
 
 def _lowered(
@@ -146,7 +168,7 @@ def _written_in_torch(node: fx.Node, operands: list[Any], native: Callable[..., 
 def _written_in_aten(
     node: fx.Node, operands: list[Any], native: Callable[..., Any], params: list[Any], level: Level
 ) -> fx.Node:
-    values = [value_of(operand) for operand in operands]
+    values = [_outside_transforms(value_of(operand)) for operand in operands]
     after = level == "post_grad"
     how = {"decomposition_table": _inductors_decompositions()} if after else {"pre_dispatch": True}
     traced = make_fx(lambda *tensors: native(*tensors, *params), **how)(*values).graph
@@ -159,6 +181,18 @@ def _written_in_aten(
                 new[each] = node.graph.node_copy(each, new.__getitem__)
                 new[each].meta = node.meta | {"val": each.meta["val"]}
     return new[output.args[0]]
+
+
+def _outside_transforms(value: torch.Tensor) -> torch.Tensor:
+    """``value``, or a fake tensor that looks like it where it is one of a vmap, which is over by now."""
+    inner = value
+    while torch._C._functorch.is_functorch_wrapped_tensor(inner):
+        inner = torch._C._functorch.get_unwrapped(inner)
+    if inner is value:
+        return value
+    assert isinstance(inner, FakeTensor)
+    with inner.fake_mode:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
 def _inductors_decompositions() -> dict[Any, Callable[..., Any]]:
