@@ -25,7 +25,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from relu2ir import binaries, library, registry
 from relu2ir.errors import FuseError, suggestion
 from relu2ir.fx.backend import blocked
-from relu2ir.fx.fuse import _Walk, find
+from relu2ir.fx.fuse import _Place, _Walk, find
 from relu2ir.fx.lower import lower_in_place
 from relu2ir.fx.patterns import patterns
 from relu2ir.fx.report import FuseResult
@@ -154,5 +154,6 @@ def _hits(where: Where) -> int:
 def _raised(graph: fx.Graph, inference: bool) -> FuseResult:
     """Raise the ops of ``graph`` in place; Inductor calls the pass for each graph below by itself."""
     walk = _Walk(patterns(library.specs(), exact=False), None, {"exact": False, "inference": inference})
-    walk._raise(graph, graph.owning_module or nn.Module(), "", torch._C._is_any_autocast_enabled() and not inference)
+    autocast = torch._C._is_any_autocast_enabled() and not inference
+    walk._raise(graph, graph.owning_module or nn.Module(), _Place(nested=True), autocast)
     return FuseResult(None, tuple(walk.sites), tuple(walk.near_misses))

@@ -276,7 +276,7 @@ QUADRATIC = pytest.mark.xfail(strict=True, reason="every node, write or switch i
         packed,
         pytest.param(in_place, marks=QUADRATIC),
         pytest.param(beside_writes, marks=QUADRATIC),
-        pytest.param(in_a_mode, marks=QUADRATIC),
+        in_a_mode,
     ],
 )
 def test_the_work_grows_with_the_sites(build: Callable[[fx.Graph, fx.Node], fx.Node]) -> None:

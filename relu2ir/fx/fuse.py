@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -19,7 +19,7 @@ from relu2ir.fx.packing import value_of
 from relu2ir.fx.patterns import Pattern, patterns
 from relu2ir.fx.program import edited
 from relu2ir.fx.report import FuseResult, NearMiss, Site, Skipped
-from relu2ir.fx.rewrite import path_of, raise_ops, source_of
+from relu2ir.fx.rewrite import path_of, raise_ops, region_bodies, source_of
 from relu2ir.fx.structure import copy_graph, copy_structure, relink
 from relu2ir.fx.trace import ModeDependent, Untraceable, own_forward, trace
 from relu2ir.spec import OpSpec
@@ -70,8 +70,9 @@ def fuse(
             "torch.compile(model, backend='relu2ir')."
         )
     looked_for = patterns(library.specs() if specs is None else specs, exact)
-    walk = _Walk(looked_for, _floating(model), {"exact": exact, "inference": inference})
-    module = walk.copied(model, "", autocast=torch._C._is_any_autocast_enabled())
+    autocast = _run_under_autocast(model, torch._C._is_any_autocast_enabled())
+    walk = _Walk(looked_for, _floating(model), {"exact": exact, "inference": inference}, autocast)
+    module = walk.copied(model, _Place())
     relink(walk.copies)
     return FuseResult(module, tuple(walk.sites), tuple(walk.near_misses), tuple(walk.skipped))
 
@@ -81,55 +82,72 @@ def _floating(model: nn.Module) -> torch.Tensor | None:
     return next((p for p in model.parameters() if p.is_floating_point()), None)
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a module stands: its ``path``; ``call``, of a region's body, the path below it of the region's call.
+
+    ``nested``: a graph stands above it.
+    """
+
+    path: str = ""
+    call: str | None = None
+    nested: bool = False
+
+    def of(self, match: Match) -> str:
+        """The path of a site: nodes of a region's body know theirs from the captured model on, or not at all."""
+        return ".".join(filter(None, (self.path, path_of(match.root) or self.call)))
+
+
 @dataclass
 class _Walk:
-    """One fuse: what to look for, and what was found so far."""
+    """One fuse: what to look for, which modules run under autocast, and what was found so far."""
 
     patterns: list[Pattern]
     example: torch.Tensor | None
     how: dict[str, bool]
+    autocast: set[int] = field(default_factory=set)
     sites: list[Site] = field(default_factory=list)
     near_misses: list[NearMiss] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     copies: dict[int, nn.Module] = field(default_factory=dict)
 
-    def copied(self, module: nn.Module, path: str, autocast: bool) -> nn.Module:
+    def copied(self, module: nn.Module, place: _Place) -> nn.Module:
         """The fused copy of ``module`` and all below it; a module that stands in two places is one copy in both."""
         if id(module) not in self.copies:
-            self.copies[id(module)] = self._copied(module, path, autocast)
+            self.copies[id(module)] = self._copied(module, place)
         return self.copies[id(module)]
 
-    def _copied(self, module: nn.Module, path: str, autocast: bool) -> nn.Module:
+    def _copied(self, module: nn.Module, place: _Place) -> nn.Module:
         if isinstance(module, torch.jit.ScriptModule):
-            self.skipped.append(Skipped(path, "a ScriptModule"))
+            self.skipped.append(Skipped(place.path, "a ScriptModule"))
             return module
         if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
             # Its first call changes its class and its hooks: a copy would do so to itself alone.
-            self.skipped.append(Skipped(path, "a lazy module before its first call"))
+            self.skipped.append(Skipped(place.path, "a lazy module before its first call"))
             return module
         if isinstance(module, fx.GraphModule):
             graph = copy_graph(module.graph)
-            self._raise(graph, module, path, autocast)
-            under_autocast = _bodies_under_autocast(graph)
-            return copy_structure(module, self._children(module, path, autocast, under_autocast), graph)
-        traced = self._traced(module, path)
+            calls = {body: path_of(call) or place.call or "" for body, call in region_bodies(graph).items()}
+            self._raise(graph, module, place, autocast=id(module) in self.autocast or _enters_autocast(graph))
+            return copy_structure(module, self._children(module, replace(place, nested=True), calls), graph)
+        traced = self._traced(module, place)
         layer = None if traced is None else as_layer(module, *traced)
         if layer is not None:
             return layer
-        new = copy_structure(module, self._children(module, path, autocast))
+        new = copy_structure(module, self._children(module, place, {}))
         if traced is not None and traced[1]:
             vars(new)["forward"] = FusedForward(new, *traced)
         return new
 
-    def _children(
-        self, module: nn.Module, path: str, autocast: bool, under_autocast: Collection[str] = ()
-    ) -> dict[str, nn.Module | None]:
-        return {
-            name: child and self.copied(child, f"{path}.{name}".lstrip("."), autocast or name in under_autocast)
-            for name, child in module._modules.items()
-        }
+    def _children(self, module: nn.Module, place: _Place, calls: Mapping[str, str]) -> dict[str, nn.Module | None]:
+        def below(name: str) -> _Place:
+            if name in calls:
+                return replace(place, call=calls[name])
+            return replace(place, path=f"{place.path}.{name}".lstrip("."), call=None)
 
-    def _traced(self, module: nn.Module, path: str) -> tuple[fx.Graph, list[Match]] | None:
+        return {name: child and self.copied(child, below(name)) for name, child in module._modules.items()}
+
+    def _traced(self, module: nn.Module, place: _Place) -> tuple[fx.Graph, list[Match]] | None:
         """The graph of the module's own forward with its ops raised; None, and a word in the report, without one."""
         forward = own_forward(module)
         if forward is None:
@@ -137,22 +155,22 @@ class _Walk:
         try:
             graph = trace(module)
         except Untraceable as reason:
-            self.skipped.append(Skipped(path, str(reason)))
+            self.skipped.append(Skipped(place.path, str(reason)))
         except ModeDependent as reason:
             if mentions_an_op(module, forward, self.patterns):
                 source = f"{forward.__code__.co_filename}:{forward.__code__.co_firstlineno}"
                 name = f"{type(module).__qualname__}.forward"
                 detail = f"the forward {reason}, which a rewritten forward would not follow; {_WAY_OUT}"
-                self.near_misses.append(NearMiss("-", path, source, name, "mode-dependent", detail))
+                self.near_misses.append(NearMiss("-", place.path, source, name, "mode-dependent", detail))
             else:
-                self.skipped.append(Skipped(path, str(reason)))
+                self.skipped.append(Skipped(place.path, str(reason)))
         else:
-            return graph, self._raise(graph, module, path, autocast=False)
+            return graph, self._raise(graph, module, place, autocast=False)
         return None
 
-    def _raise(self, graph: fx.Graph, root: nn.Module, path: str, autocast: bool) -> list[Match]:
+    def _raise(self, graph: fx.Graph, root: nn.Module, place: _Place, autocast: bool) -> list[Match]:
         """Raise the ops of ``graph`` in place and report them."""
-        found, near = raise_ops(graph, root, self.patterns, autocast=autocast or _enters_autocast(graph), **self.how)
+        found, near = raise_ops(graph, root, self.patterns, autocast=autocast, nested=place.nested, **self.how)
         for match in found:
             values = tuple(map(value_of, match.tensors))
             known = all(isinstance(value, torch.Tensor) for value in values)
@@ -160,7 +178,7 @@ class _Walk:
             self.sites.append(
                 Site(
                     spec=match.spec,
-                    path=_joined(path, match),
+                    path=place.of(match),
                     source=source_of(match.covered),
                     spelling=match.spelling,
                     tensors=values if known else None,
@@ -171,13 +189,9 @@ class _Walk:
             )
         for match in near:
             assert match.flaw is not None
-            where = match.spec.qualname, _joined(path, match), source_of(match.covered), match.spelling
+            where = match.spec.qualname, place.of(match), source_of(match.covered), match.spelling
             self.near_misses.append(NearMiss(*where, match.flaw.code, match.flaw.detail))
         return found
-
-
-def _joined(path: str, match: Match) -> str:
-    return ".".join(filter(None, (path, path_of(match.root))))
 
 
 def under_autocast(module: fx.GraphModule) -> bool:
@@ -190,8 +204,22 @@ def _enters_autocast(graph: fx.Graph) -> bool:
     return any(node.target is torch.amp.autocast_mode._enter_autocast for node in graph.nodes)
 
 
-def _bodies_under_autocast(graph: fx.Graph) -> set[str]:
-    """The sub-modules that ``graph`` runs in an autocast region, as torch.export writes one."""
-    region = torch.ops.higher_order.wrap_with_autocast
-    calls = [node for node in graph.nodes if node.target is region]
-    return {str(operand.target) for call in calls for operand in call.all_input_nodes if operand.op == "get_attr"}
+def _run_under_autocast(model: nn.Module, autocast: bool) -> set[int]:
+    """The ids of the modules that a graph of ``model`` runs under autocast, at least once; all if ``model`` is."""
+    visited: set[tuple[int, bool]] = set()
+
+    def visit(module: nn.Module, autocast: bool) -> None:
+        if (id(module), autocast) in visited:
+            return
+        visited.add((id(module), autocast))
+        entered: set[str] = set()
+        if isinstance(module, fx.GraphModule):
+            region = torch.ops.higher_order.wrap_with_autocast  # as torch.export writes one
+            entered = {name for name, call in region_bodies(module.graph).items() if call.target is region}
+            autocast = autocast or _enters_autocast(module.graph)  # Dynamo: the nodes do not tell which bodies it spans
+        for name, child in module._modules.items():
+            if child is not None:
+                visit(child, autocast or name in entered)
+
+    visit(model, autocast)
+    return {module for module, under in visited if under}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 from collections.abc import Iterable
 
@@ -13,6 +14,8 @@ from torch.fx import Graph, Node
 from relu2ir.fx.check import Checker, is_assertion
 from relu2ir.fx.match import Match, Matcher
 from relu2ir.fx.patterns import Pattern
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 def raise_ops(graph: Graph, root: nn.Module, patterns: list[Pattern], **how: bool) -> tuple[list[Match], list[Match]]:
@@ -51,11 +54,22 @@ def _replace(graph: Graph, match: Match, position: dict[Node, int], replaced: di
     return node
 
 
+def region_bodies(graph: Graph) -> dict[str, Node]:
+    """The names of the graph modules that ``graph`` hands to higher-order operators, with the first such call."""
+    calls = [node for node in graph.nodes if isinstance(node.target, torch._ops.HigherOrderOperator)]
+    operands = [(node, operand) for node in calls for operand in node.all_input_nodes]
+    bodies: dict[str, Node] = {}
+    for node, operand in operands:
+        if operand.op == "get_attr":
+            bodies.setdefault(str(operand.target), node)
+    return bodies
+
+
 def path_of(node: Node) -> str:
     """The module in which ``node`` was written, as the capture recorded it: ``layers.0.mlp.act_fn``."""
     stack = node.meta.get("nn_module_stack") or {}
     path = next(reversed([entry[0] for entry in stack.values()]), "") if stack else ""
-    return re.sub(r"^L\['\w+'\]\.?", "", path)
+    return re.sub(r"^(L\['\w+'\]|_export_root)\.?", "", path)
 
 
 def source_of(nodes: Iterable[Node]) -> str:
@@ -63,5 +77,7 @@ def source_of(nodes: Iterable[Node]) -> str:
     for node in nodes:
         lines = re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or "")
         if lines:
-            return ":".join(lines[-1])
+            # The last of a user's own: regions end in the text of a generated body, or in torch's call of it.
+            own = [line for line in lines if not line[0].startswith(("<", _TORCH))]
+            return ":".join((own or lines)[-1])
     return ""
