@@ -61,10 +61,11 @@ def has_strides_of_op(spec: OpSpec, tensors: Sequence[Node], root: Node) -> bool
     if not all(plain) or not all(isinstance(value, torch.Tensor) for value in values):
         return True
     *operands, result = values
-    if any(value.shape != result.shape for value in operands):
+    if not all(_is_same(value.shape, result.shape) for value in operands):
         return True
-    given = {value.stride() for value in operands} | {result.stride()}
-    return len(given) == 1 or compute_elementwise_output_strides(*operands) == result.stride()
+    strides = result.stride()
+    alike = all(_is_same(value.stride(), strides) for value in operands)
+    return alike or _is_same(compute_elementwise_output_strides(*operands), strides)
 
 
 def widens_nothing(made: Node, reader: Node) -> bool:
