@@ -242,7 +242,6 @@ def marked(kinds: list[type[Region]], failing: dict[type[Region], str]) -> list[
     ]
 
 
-LOST_GRAD = "torch's own function for the gradient is taken for a writer"
 OP = "relu_squared"
 # The ops found and the near misses: by torch.compile, by torch.export; None where torch cannot export it.
 REGIONS: dict[type[Region], tuple[tuple[list[str], list[str]], tuple[list[str], list[str]] | None]] = {
@@ -308,7 +307,7 @@ def exported(kind: type[Region]) -> tuple[ExportedProgram, torch.Tensor, torch.T
 
 
 @pytest.mark.parametrize("inner", INNER)
-@pytest.mark.parametrize("kind", marked(list(REGIONS), {FuncGrad: LOST_GRAD}))
+@pytest.mark.parametrize("kind", list(REGIONS), ids=lambda kind: kind.__name__)
 def test_a_region_that_dynamo_captures_is_fused_with_its_gradients(kind: type[Region], inner: str) -> None:
     report, given, expected = captured(kind, inner)
     assert_same(given, expected)
@@ -346,7 +345,7 @@ def test_a_region_of_an_exported_program_is_lowered_to_what_it_was(kind: type[Re
     assert found(relu2ir.find(plain)) == REGIONS[kind][1]
 
 
-@pytest.mark.parametrize("kind", marked(CAPTURED, {FuncGrad: LOST_GRAD}))
+@pytest.mark.parametrize("kind", CAPTURED, ids=lambda kind: kind.__name__)
 def test_a_site_in_a_captured_body_knows_its_module_and_its_line(kind: type[Region]) -> None:
     report, _, _ = captured(kind, "aot_eager")
     assert {site.path for site in report.sites} == {"layers.0" if kind in WITHOUT_A_MODULE else "layers.0.act"}
@@ -425,7 +424,6 @@ BESIDE = (
 )  # fmt: skip
 
 
-@pytest.mark.xfail(strict=True, reason="every higher-order op is taken for a writer")
 @pytest.mark.parametrize("kind", BESIDE, ids=lambda kind: kind.__name__)
 def test_regions_that_write_nothing_cost_no_site_beside_them(kind: type[Region]) -> None:
     torch.manual_seed(0)

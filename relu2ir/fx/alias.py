@@ -9,18 +9,21 @@ from __future__ import annotations
 import inspect
 import itertools
 import operator
-from collections.abc import Collection, Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable
+from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from relu2ir.fx.packing import value_of
 from relu2ir.fx.reading import is_altered, spelled
 
-# Composite functions whose schemas cannot be trusted to say "fresh" (dropout in eval mode returns its operand, einsum
-# may return a view), apart from these, which always allocate.
+# A composite function's schema cannot be trusted to say "fresh" (dropout in eval mode returns its operand, einsum may
+# return a view); these always allocate.
 _FRESH = {
     "linear",
     "matmul",
@@ -32,9 +35,8 @@ _FRESH = {
     "instance_norm",
     "layer_norm",
     "rms_norm",
-    "embedding",
-    "clone",
-    "cat",
+    "group_norm",
+    "interpolate",
 }
 # Functions that write to an operand behind their first which no schema tells of: running statistics, a renormed weight.
 # Each with the argument that asks for it: its place, its keyword, and what to take it for when it is not given.
@@ -72,38 +74,51 @@ class Aliases:
         self.root = root
         self.position = {node: i for i, node in enumerate(graph.nodes)}
         self.parent: dict[Node, Node] = {}
-        self.writes: list[tuple[int, Node, Node]] = []  # position, who writes, to what
         self.holders: dict[int, Node] = {}  # who may hold a parameter or a buffer, by its id
+        self.members: dict[Node, list[Node]] = {}  # of each group, in order
+        self.writes: dict[Node, list[tuple[int, Node]]] = {}  # to each group, in order: position, who writes
+        written: list[tuple[Node, Node]] = []  # who writes, to what
         outside: Node | None = None  # what comes from outside the graph may alias anything else that does
-        for node, position in self.position.items():
-            if node.op in ("placeholder", "get_attr"):
+        for node in self.position:
+            if node.op in ("placeholder", "get_attr") and self._body(node) is None:
                 outside = outside or node
                 self._join(node, outside)
                 if node.op == "get_attr":
                     self.holders[id(operator.attrgetter(str(node.target))(root))] = node
-            elif node.op != "output" and not self._is_fresh(node):
-                for operand in (*node.all_input_nodes, *self._held(node)):
+            elif node.op not in ("placeholder", "get_attr", "output"):
+                for operand in self._shared(node):
                     self._join(node, operand)
-            self.writes.extend((position, node, target) for target in self._written(node))
+                written.extend((node, operand) for operand in self._written(node))
+        for node in self.position:
+            self.members.setdefault(self._group(node), []).append(node)
+        for node, operand in written:
+            self.writes.setdefault(self._group(operand), []).append((self.position[node], node))
+        held = {self._group(node) for node in self.holders.values()} | {
+            self._group(node) for node in (outside,) if node
+        }
+        self.writes_outside = not held.isdisjoint(self.writes)
+        returned = (node for end in self.position if end.op == "output" for node in end.all_input_nodes)
+        self.returns_outside = not held.isdisjoint(map(self._group, returned))
 
     def write_after(self, nodes: Iterable[Node], position: int, own: Collection[Node] = ()) -> Node | None:
         """The first node behind ``position``, none of ``own``, that may write to the memory of any of ``nodes``."""
-        groups = {self._group(node) for node in nodes}
-        writes = (by for at, by, to in self.writes if at > position and self._group(to) in groups)
-        return next((by for by in writes if by not in own), None)
+        found = []
+        for group in {self._group(node) for node in nodes}:
+            writes = self.writes.get(group, [])
+            behind = itertools.islice(writes, bisect_right(writes, position, key=lambda write: write[0]), None)
+            found.extend(itertools.islice((write for write in behind if write[1] not in own), 1))
+        return min(found, key=lambda write: write[0])[1] if found else None
 
-    def seen_after(self, written: Node, writer: Node, own: Collection[Node]) -> Node | None:
-        """Who, beside ``own``, may see what ``writer`` wrote to ``written`` through another name; None if no one does.
+    def seen_after(self, written: Node, writer: Node) -> Node | None:
+        """Who may see what ``writer`` wrote to ``written`` through another name; None if no one does.
 
         Memory from outside the graph is seen by whoever owns it.
         """
-        group, position = self._group(written), self.position
-        members = [node for node in position if node not in own and self._group(node) is group]
+        position, members = self.position, self.members[self._group(written)]
         outside = next((node for node in members if node.op in ("placeholder", "get_attr")), None)
         if outside is not None:
             return outside
-        before = [node for node in (*members, written) if position[node] < position[writer]]
-        users = [user for node in before for user in node.users if user not in own]
+        users = [user for node in members if position[node] < position[writer] for user in node.users]
         return next((user for user in users if position[user] > position[writer]), None)
 
     def _group(self, node: Node) -> Node:
@@ -115,31 +130,53 @@ class Aliases:
     def _join(self, a: Node, b: Node) -> None:
         self.parent[self._group(a)] = self._group(b)
 
-    def _held(self, node: Node) -> list[Node]:
-        """The nodes that may hold a tensor of the module that ``node`` calls; ``node`` does from now on if none did."""
-        if node.op != "call_module":
+    def _body(self, node: Node) -> fx.GraphModule | None:
+        """The graph module that ``node`` stands for, as a higher-order operator takes one."""
+        value = operator.attrgetter(str(node.target))(self.root) if node.op == "get_attr" else None
+        return value if isinstance(value, fx.GraphModule) else None
+
+    def _bodies(self, node: Node) -> list[fx.GraphModule]:
+        """The graph modules that ``node`` runs, a higher-order operator."""
+        if not isinstance(node.target, torch._ops.HigherOrderOperator):
             return []
-        module = self.root.get_submodule(str(node.target))
-        tensors = itertools.chain(module.parameters(), module.buffers())
-        if _is_known(module):
+        return [body for body in map(self._body, node.all_input_nodes) if body is not None]
+
+    def _held(self, node: Node) -> list[Node]:
+        """The nodes that may hold a tensor of the modules that ``node`` runs; ``node`` does from now on if none did."""
+        called = [self.root.get_submodule(str(node.target))] if node.op == "call_module" else self._bodies(node)
+        tensors = itertools.chain(*((*module.parameters(), *module.buffers()) for module in called))
+        if all(map(_is_known, called)):
             return [self.holders[id(tensor)] for tensor in tensors if id(tensor) in self.holders]
         return [self.holders.setdefault(id(tensor), node) for tensor in tensors]
 
-    def _is_fresh(self, node: Node) -> bool:
+    def _shared(self, node: Node) -> list[Node]:
+        """The operands whose memory the result of ``node`` may be."""
+        everything = [*node.all_input_nodes, *self._held(node)]
         primitive = spelled(node, self.root)
-        if primitive is not None:
-            return not (primitive.inplace or primitive.altered)
+        if primitive is not None and not primitive.altered:
+            return _nodes(primitive.operands[:1]) if primitive.inplace else []
         if node.op == "call_module":
             module = self.root.get_submodule(str(node.target))
-            return type(module) in _FRESH_MODULES and not is_altered(module)
-        if isinstance(node.target, torch._ops.OpOverload):
-            schema = node.target._schema
-            composite = node.target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-            views = any(result.alias_info is not None for result in schema.returns)
-            return schema.name.removeprefix("aten::") in _FRESH or not (composite or views)
+            return [] if type(module) in _FRESH_MODULES and not is_altered(module) else everything
         if node.target is operator.matmul:
-            return True
-        return (node.target if node.op == "call_method" else _torch_name(node.target)) in _FRESH
+            return []
+        if node.target in (operator.getitem, "__getitem__"):
+            return _nodes(node.args[:1])  # never the index
+        if node.target in (operator.setitem, "__setitem__"):
+            known = isinstance(value_of(_nodes(node.args[:1])[0]), torch.Tensor)
+            return [] if known else everything  # a list or a dict holds what is put into it
+        bodies = self._bodies(node)
+        if bodies:
+            return everything if any(Aliases(body.graph, body).returns_outside for body in bodies) else []
+        if _aten_name(node) in _FRESH and "out" not in node.kwargs:
+            return []
+        overloads = _overloads(node.target)
+        if not overloads or any(map(_is_composite, overloads)):
+            return everything
+        by_schema = isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+        shared = _by_schema(node, overloads, lambda argument: argument.alias_info is not None)
+        # What a function of torch calls its arguments, its schema need not.
+        return everything if node.kwargs and shared and not by_schema else [*shared, *self._written(node)]
 
     def _written(self, node: Node) -> list[Node]:
         """The operands that ``node`` may write to."""
@@ -159,15 +196,18 @@ class Aliases:
             return []
         if _writes_state(node):
             return [operand for operand in node.all_input_nodes if operand not in first]
-        if isinstance(node.target, torch._ops.OpOverload):
-            named = zip(node.target._schema.arguments, node.args)
-            written = [value for argument, value in named if argument.is_write]
-            keywords = {argument.name for argument in node.target._schema.arguments if argument.is_write}
-            return _nodes([*written, *(value for keyword, value in node.kwargs.items() if keyword in keywords)])
+        if isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+            return _by_schema(node, _overloads(node.target), lambda argument: argument.is_write)
         if node.target in _OPERATORS_IN_PLACE:
             return first
+        bodies = self._bodies(node)
+        if bodies:
+            writes = any(Aliases(body.graph, body).writes_outside for body in bodies)
+            return [*node.all_input_nodes, *self._held(node)] if writes else []
         if getattr(node.target, "__module__", None) in ("_operator", "builtins", "math"):
             return []
+        if str(getattr(node.target, "__module__", None)).startswith("torch._functorch."):
+            return []  # transforms wrap, unwrap and differentiate
         function = _torch_name(node.target)
         if function is None:
             return node.all_input_nodes
@@ -180,9 +220,7 @@ def _is_known(module: nn.Module) -> bool:
 
 
 def _writes_state(node: Node) -> bool:
-    target = node.target
-    name = target._schema.name.removeprefix("aten::") if isinstance(target, torch._ops.OpOverload) else None
-    row = _WRITES_STATE.get(name or _torch_name(target) or "")
+    row = _WRITES_STATE.get(_aten_name(node) or "")
     if row is None:
         return False
     at, keyword, default = row
@@ -200,6 +238,52 @@ def _asks_in_place(node: Node) -> bool:
     return arguments.get("inplace", False) is not False
 
 
+def _aten_name(node: Node) -> str | None:
+    """The name of the function of torch that ``node`` calls; None for anything else."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.name.removeprefix("aten::")
+    return str(node.target) if node.op == "call_method" else _torch_name(node.target)
+
+
+@cache
+def _overloads(target: Any) -> tuple[torch._ops.OpOverload, ...]:
+    """The operators that a call of ``target`` may reach; none where that is not known."""
+    if isinstance(target, torch._ops.OpOverload):
+        return (target,)
+    if isinstance(target, str):
+        packet = getattr(torch.ops.aten, target, None) if hasattr(torch.Tensor, target) else None
+    elif isinstance(target, torch._ops.OpOverloadPacket):
+        packet = target
+    else:
+        name = _torch_name(target)
+        packet = None if name is None else getattr(torch.ops.aten, name, None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return ()
+    overloads = (getattr(packet, name) for name in packet.overloads())
+    # TorchScript's own, of numbers and lists, reach no dispatcher.
+    return tuple(each for each in overloads if torch._C._dispatch_has_kernel(each.name()))
+
+
+def _is_composite(overload: torch._ops.OpOverload) -> bool:
+    return overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+def _by_schema(
+    node: Node, overloads: Iterable[torch._ops.OpOverload], asked: Callable[[torch.Argument], bool]
+) -> list[Node]:
+    """The operands of ``node`` in the place, or by the name, of an argument that is ``asked`` for in any overload."""
+    found: dict[Node, None] = {}
+    for overload in overloads:
+        arguments = overload._schema.arguments
+        values = [value for argument, value in zip(arguments, node.args) if asked(argument)]
+        values += [
+            node.kwargs[argument.name] for argument in arguments if asked(argument) and argument.name in node.kwargs
+        ]
+        found |= dict.fromkeys(_nodes(values))
+    return list(found)
+
+
+@cache
 def _torch_name(target: Any) -> str | None:
     """The bare name of a function of torch; None for anything that may do as it likes."""
     name = torch.overrides.resolve_name(target)

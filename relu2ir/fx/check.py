@@ -67,7 +67,7 @@ class Checker:
         for node in (node for node, primitive in match.covered.items() if primitive.inplace):
             written = match.covered[node].operands[0]
             assert isinstance(written, Node)
-            seen = self.aliases.seen_after(written, node, match.covered)
+            seen = self.aliases.seen_after(written, node)  # the op's own later reads too
             if seen is not None:
                 detail = f"'{node.name}' writes into memory that '{seen.name}' may see: use the out-of-place form"
                 return Flaw("inplace", detail)
