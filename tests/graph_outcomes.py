@@ -251,8 +251,8 @@ class Subject:
         fused = outcome(*self.captured.of([result.module for result in results]), self.program)
         sites = [site for result in results for site in result.sites]
         exact = None if all(site.exact for site in sites) else self.exact
-        # A commuted product may have the strides of the other operand: an open fault, of which a test tells.
-        strides = all(len(site.spec.inputs) == 1 for site in sites)
+        # Where no shapes are known a commuted product may get the strides of the other operand.
+        strides = all(len(site.spec.inputs) == 1 or site.tensors is not None for site in sites)
         return difference(self.plain, fused, exact, strides) or self.not_saved(results)
 
     def not_saved(self, results: list[FuseResult]) -> str | None:

@@ -205,7 +205,7 @@ MODELS = [
     Row("Phi", TF, language_model("Phi"), {"gelu_new": 1}),
     Row("Phi-3", TF, language_model("Phi3"), {"silu_and_mul": 1}),
     Row("GPT-2", TF, gpt2, {"gelu_new": 1}),
-    Row("CLIP", TF, clip, {"gelu_quick": 1}),
+    Row("CLIP", TF, clip, {"gelu_quick": 1}, {"gelu_quick": 1}),
     Row("Mixtral", TF, language_model("Mixtral", **MOE), {"silu_and_mul": 1}),
     Row("gpt-oss", TF, language_model("GptOss", head_dim=8, **MOE), {"swigluoai_and_mul": 1}),
     # Its beta and eps are buffers, which may change; the op's are numbers.
@@ -217,7 +217,7 @@ MODELS = [
     # StarReLU's scale and bias are parameters of one element, not numbers, and no whole tensors either.
     Row("CAFormer", TIMM, caformer, {"star_relu": 3, **RELU2}, {"relu_squared": 4}, {"relu_squared": 4}),
     Row("ViT", TIMM, vision_transformer(), {"gelu": 1}),
-    Row("ViT, QuickGELU", TIMM, vision_transformer(act_layer="QuickGELU"), {"gelu_quick": 1}),
+    Row("ViT, QuickGELU", TIMM, vision_transformer(act_layer="QuickGELU"), {"gelu_quick": 1}, {"gelu_quick": 1}),
     Row("ViT, GEGLU", TIMM, vision_transformer(mlp_layer="SwiGLU"), {"gelu_mul": 1}, {"gelu_mul": 1}),
     Row("ViT, packed GEGLU", TIMM, vision_transformer(mlp_layer="SwiGLUPacked"), {"gelu_and_mul": 1}),
 ]

@@ -32,7 +32,6 @@ WAITING = {
     "Nemotron-H MoE": _PACKET,
     "Mixtral": _PACKET,
     "gpt-oss": f"{_PACKET}; out.add_(bias) is taken for an alias of bias",
-    "CAFormer": "relu(x) ** 2 times one number is raised as a product of two whole tensors, which no kernel runs",
 }
 
 pytestmark = pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
@@ -140,9 +139,7 @@ def test_compiled_outputs_and_gradients_hold(subject: Subject) -> None:
 
 
 @pytest.mark.needs("cpp")
-def test_fused_modules_run_and_outputs_and_gradients_hold(subject: Subject, request: pytest.FixtureRequest) -> None:
-    if subject.row.name == "CAFormer":
-        request.applymarker(pytest.mark.xfail(strict=True, reason=WAITING["CAFormer"]))
+def test_fused_modules_run_and_outputs_and_gradients_hold(subject: Subject) -> None:
     result = relu2ir.fuse(subject.model)
     assert by_op([result]) == subject.row.fused
     assert all_equal(step(result.module, subject.model, subject.x), subject.plain), "in plain PyTorch nothing changes"
