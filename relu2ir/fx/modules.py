@@ -25,6 +25,11 @@ from relu2ir.ir.expr import OPERATORS, Call, postorder
 from relu2ir.nn import Activation, layer_for
 
 _MODULE_STATE = vars(nn.Module()).keys()
+_PLAIN = frozenset({
+    "__init__", "extra_repr", "forward",
+    "__module__", "__qualname__", "__doc__", "__annotations__", "__constants__",
+    "__firstlineno__", "__static_attributes__", "__annotate_func__", "__annotations_cache__",
+})  # fmt: skip
 _BINARY_OF_3_10 = {"BINARY_POWER": "**", "BINARY_MULTIPLY": "*"}
 
 
@@ -40,7 +45,7 @@ def as_layer(module: nn.Module, graph: fx.Graph, matches: list[Match]) -> Activa
     given = tuple(node for node in placeholders if node.op == "placeholder" and not node.args)
     if len(given) < len(placeholders) or op.args != given or output.args != (op,) or len(set(given)) < len(given):
         return None
-    if module._parameters or module._buffers or module._modules:
+    if module._parameters or module._buffers or module._modules or not _has_only_a_forward(module):
         return None
     layer = layer_for(match.spec)(**match.params)
     others = {name: value for name, value in vars(module).items() if name not in _MODULE_STATE}
@@ -48,6 +53,12 @@ def as_layer(module: nn.Module, graph: fx.Graph, matches: list[Match]) -> Activa
         return None
     layer.__dict__.update(others)
     return layer.train(module.training)
+
+
+def _has_only_a_forward(module: nn.Module) -> bool:
+    """Whether nobody can miss the class of ``module``, nor its hooks for a state_dict, on the layer of its op."""
+    written = (name for kind in type(module).__mro__ if kind not in nn.Module.__mro__ for name in vars(kind))
+    return _PLAIN.issuperset(written) and not any(value for name, value in vars(module).items() if "_hooks" in name)
 
 
 class FusedForward:

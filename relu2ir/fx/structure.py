@@ -36,7 +36,11 @@ def copy_structure(
             state[name] = copy.copy(value)
         elif isinstance(value, Owned):
             state[name] = value.of(new)
-    vars(new).update(state | {"_modules": dict(children)})
+    # What Module.compile() left is the compiled call of the original.
+    vars(new).update(state | {"_modules": dict(children), "_compiled_call_impl": None})
+    for name in (name for each in kind.__mro__ for name in getattr(each, "__slots__", ())):
+        if hasattr(module, name):
+            setattr(new, name, getattr(module, name))
     if is_graph:
         new.graph = copy_graph(module.graph) if graph is None else graph
     return new

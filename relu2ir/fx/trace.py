@@ -8,61 +8,32 @@ stores anything. Code is judged by its bytecode when it is entered; attributes w
 
 from __future__ import annotations
 
-import builtins
-import dis
 import inspect
-import math
-import operator
 import sys
 import sysconfig
+import threading
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from relu2ir.fx.bytecode import ModeDependent, is_trusted, judge, judge_value
 from relu2ir.fx.reading import has_own_forward
 
-_TRUSTED = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+# The layers of torch: their methods read the state of a module that inherits them, as a user's would.
+_OF_LAYERS = str(Path(nn.modules.__file__).parent)
+_OF_MODULE = nn.modules.module.__file__
+_ONE_AT_A_TIME = threading.RLock()  # fx patches nn.Module for the whole process while it traces
 _STDLIB = sysconfig.get_path("stdlib")
 _SITE_PACKAGES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _COUNTED = frozenset(getattr(nn.Sequential, name).__code__ for name in ("__iter__", "__len__", "__getitem__"))
-_BUILTINS = frozenset({
-    "abs", "dict", "enumerate", "float", "int", "len", "list", "max", "min", "pow", "range", "reversed", "round",
-    "slice", "sum", "super", "tuple", "zip",
-})  # fmt: skip
-_OPCODES = {
-    "IS_OP": "compares with None",
-    "POP_JUMP_IF_NONE": "compares with None",
-    "POP_JUMP_IF_NOT_NONE": "compares with None",
-    "STORE_ATTR": "stores an attribute",
-    "DELETE_ATTR": "deletes an attribute",
-    "STORE_SUBSCR": "stores an item",
-    "DELETE_SUBSCR": "deletes an item",
-    "STORE_GLOBAL": "stores a global",
-    "DELETE_GLOBAL": "deletes a global",
-    "IMPORT_NAME": "imports a module",
-    "BEFORE_WITH": "has a with block",
-    "SETUP_WITH": "has a with block",
-    "LOAD_SPECIAL": "has a with block",
-    "PUSH_EXC_INFO": "has a try or with block",
-    "SETUP_FINALLY": "has a try block",
-    "MATCH_CLASS": "matches types",
-    "MATCH_MAPPING": "matches types",
-    "MATCH_SEQUENCE": "matches types",
-    "MATCH_KEYS": "matches types",
-    "LOAD_BUILD_CLASS": "defines a class",
-}  # fmt: skip
-
-
-class ModeDependent(Exception):
-    """The forward could do otherwise at another call, in the words of the exception."""
 
 
 class Untraceable(Exception):
@@ -73,7 +44,7 @@ def own_forward(module: nn.Module) -> FunctionType | None:
     """The Python function that ``module`` runs, below its decorators; None when it is not one of its class's own."""
     forward = type(module).forward
     written = inspect.unwrap(forward)
-    if has_own_forward(module) or not isinstance(written, FunctionType) or _is_trusted(written.__code__):
+    if has_own_forward(module) or not isinstance(written, FunctionType) or is_trusted(written.__code__):
         return None
     return written
 
@@ -82,10 +53,14 @@ def trace(module: nn.Module) -> fx.Graph:
     """The graph of ``module``'s own forward; raises ModeDependent or Untraceable. ``module`` is not changed."""
     if hasattr(type(module).forward, "__wrapped__"):
         raise ModeDependent("is decorated")
+    if not _reads_plainly(type(module)):
+        raise ModeDependent("reads attributes by a __getattr__ of its class")
+    if not all(map(_is_constant, _defaults(type(module).forward))):
+        raise ModeDependent("has a default that may change")
     watched = _watched(module, own=True, kinds={})
     tracer = _Tracer()
     try:
-        with _watching(type(module).forward):
+        with _ONE_AT_A_TIME, _watching(type(module)):
             graph = tracer.trace(watched)
     except ModeDependent:
         raise
@@ -95,7 +70,34 @@ def trace(module: nn.Module) -> fx.Graph:
     for node in graph.nodes:
         if node.op == "get_attr" and node.target not in tensors:
             raise ModeDependent("computes a tensor that does not depend on its arguments")
+    _insist_on_text(graph)
     return graph
+
+
+def _insist_on_text(graph: fx.Graph) -> None:
+    """Refuse what fx would write wrongly: arguments named as its globals are, keyword-only ones behind a default."""
+    code = graph.python_code("self")
+    for node in graph.find_nodes(op="placeholder"):
+        if node.target in code.globals:
+            raise Untraceable(f"an argument is named {node.target}, as a global of generated code is")
+    try:
+        compile(code.src, "forward", "exec")
+    except SyntaxError as error:
+        raise Untraceable(f"its arguments cannot be written again: {error.msg}") from None
+
+
+def _reads_plainly(kind: type) -> bool:
+    return kind.__getattr__ is nn.Module.__getattr__ and kind.__getattribute__ is object.__getattribute__
+
+
+def _defaults(forward: FunctionType) -> tuple[Any, ...]:
+    return (*(forward.__defaults__ or ()), *(forward.__kwdefaults__ or {}).values())
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    return value is None or isinstance(value, bool | int | float | str | torch.dtype)
 
 
 class _Tracer(fx.Tracer):
@@ -106,19 +108,63 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and _is_trusted(frame.f_code):
+        while frame is not None and is_trusted(frame.f_code):
             frame = frame.f_back
         if frame is not None and node.op != "placeholder":
             node.stack_trace = f'File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name}'
         return node
 
 
+class _Proxy(fx.Proxy):
+    """A proxy that is not taken for a tensor where it answers by itself: its text, its class, ``operator.imul``."""
+
+    def __getattr__(self, name: str) -> fx.Proxy:
+        return _Attribute(self, name)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("__class__", "__doc__", "__module__", "__dict__") and _is_asked_by_a_user(sys._getframe(1)):
+            raise ModeDependent(f"reads {name} of a tensor")
+        return super().__getattribute__(name)
+
+    def __repr__(self) -> str:
+        if _is_asked_by_a_user(sys._getframe(1)):
+            raise ModeDependent("makes text of a tensor")
+        return super().__repr__()
+
+    def __str__(self) -> str:
+        if _is_asked_by_a_user(sys._getframe(1)):
+            raise ModeDependent("makes text of a tensor")
+        return super().__repr__()
+
+    def __format__(self, spec: str) -> str:
+        if _is_asked_by_a_user(sys._getframe(1)):
+            raise ModeDependent("makes text of a tensor")
+        return super().__format__(spec)
+
+    def _assigned(self, other: Any) -> Any:
+        raise ModeDependent("calls an operator in place by name, which fx writes out of place")
+
+    __iadd__ = __isub__ = __imul__ = __imatmul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = _assigned
+    __iand__ = __ior__ = __ixor__ = __ilshift__ = __irshift__ = _assigned
+
+
+class _Attribute(_Proxy, fx.proxy.Attribute):
+    """What `_Proxy` gives for ``x.dtype``, and calls for ``x.dim()``."""
+
+
+def _is_asked_by_a_user(frame: FrameType) -> bool:
+    return not is_trusted(frame.f_code) and not _is_of_python(frame.f_code)
+
+
 @cache
-def _is_trusted(code: CodeType) -> bool:
-    return code.co_filename.startswith(_TRUSTED)
+def _is_of_a_layer(code: CodeType) -> bool:
+    return code.co_filename.startswith(_OF_LAYERS) and code.co_filename != _OF_MODULE
 
 
 def _place(code: CodeType) -> tuple[str, str, int]:
@@ -157,7 +203,9 @@ class _Watched:
         """Run no registration of the user's classes."""
 
     def __getattribute__(self, name: str) -> Any:
-        if _is_trusted(sys._getframe(1).f_code):
+        reader = sys._getframe(1).f_code
+        own = type(self)._relu2ir_own
+        if is_trusted(reader) and not (own and _is_of_a_layer(reader)):
             return object.__getattribute__(self, name)
         state = object.__getattribute__(self, "__dict__")
         for kind in ("_parameters", "_buffers", "_modules"):
@@ -168,14 +216,15 @@ class _Watched:
                     raise ModeDependent(f"reads self.{name}, whose members may change")
                 raise AttributeError(name)  # nn.Module.__getattr__ answers, with a proxy where fx wants one
         found = next((vars(kind)[name] for kind in type(self).__mro__ if name in vars(kind)), None)
-        method = isinstance(found, FunctionType | property | staticmethod | classmethod)
+        # A class method, or a getter in C, reads state that nobody watches.
+        method = isinstance(getattr(found, "fget", found), FunctionType | staticmethod)
         of_torch = hasattr(nn.Module, name) and name != "forward"
-        if name in state or of_torch or not method or not type(self)._relu2ir_own:
+        if name in state or of_torch or not method or not own:
             raise ModeDependent(f"reads self.{name}, which may change")
         return object.__getattribute__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not _is_trusted(sys._getframe(1).f_code):
+        if not is_trusted(sys._getframe(1).f_code):
             raise ModeDependent(f"stores self.{name}")
         super().__setattr__(name, value)
 
@@ -199,22 +248,22 @@ def _watched(module: nn.Module, own: bool, kinds: dict[tuple[type, bool], type])
 
 
 @contextmanager
-def _watching(forward: FunctionType) -> Iterator[None]:
-    """Judge ``forward`` and every function that it leads to before its first line runs, for the time of the block."""
+def _watching(kind: type[nn.Module]) -> Iterator[None]:
+    """For the time of the block, judge the forward of ``kind`` and all that it calls before a line of it runs."""
     judged: set[CodeType] = set()
-    entry = _place(forward.__code__)
+    entry = _place(kind.forward.__code__)
 
     def enter(frame: FrameType, event: str, arg: Any) -> None:
         code = frame.f_code
         if event == "call" and code in _COUNTED:
             raise ModeDependent("reads the members of an nn.Sequential, which may change")
-        if event != "call" or code in judged or _is_trusted(code):
+        if event != "call" or code in judged or is_trusted(code):
             return
         if _place(code) == entry or _is_users(frame, judged):
             closed_over = {name: frame.f_locals.get(name) for name in code.co_freevars if name != "__class__"}
             for name, value in closed_over.items():
-                _judge_value(name, value)
-            _judge(code, frame.f_globals, judged)
+                judge_value(name, value)
+            judge(code, frame.f_globals, judged, kind)
 
     before = sys.getprofile()
     sys.setprofile(enter)
@@ -222,57 +271,3 @@ def _watching(forward: FunctionType) -> Iterator[None]:
         yield
     finally:
         sys.setprofile(before)
-
-
-def _judge(code: CodeType, scope: dict[str, Any], judged: set[CodeType]) -> None:
-    """Refuse ``code``, and the code written inside it, for what it could do."""
-    judged.add(code)
-    instructions = list(dis.get_instructions(code))
-    for at, instruction in enumerate(instructions, 1):
-        name = instruction.opname.replace("_FORWARD", "").replace("_BACKWARD", "")
-        if name in _OPCODES:
-            raise ModeDependent(_OPCODES[name])
-        if name.startswith("INPLACE_") or (name == "BINARY_OP" and instruction.argrepr.endswith("=")):
-            raise ModeDependent("assigns with an operator such as +=, which fx writes as +")
-        if name in ("LOAD_GLOBAL", "LOAD_NAME"):
-            _judge_global(instruction.argval, scope, instructions[at:])
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            _judge(constant, scope, judged)
-
-
-def _judge_global(name: str, scope: dict[str, Any], following: list[dis.Instruction]) -> None:
-    if name not in scope:
-        builtin = getattr(builtins, name, None)
-        if name not in _BUILTINS and not (isinstance(builtin, type) and issubclass(builtin, BaseException)):
-            raise ModeDependent(f"calls {name}()")
-        return
-    value, path, library = scope[name], name, None
-    for instruction in following:
-        if not isinstance(value, ModuleType) or instruction.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
-            break
-        library, value, path = value, getattr(value, instruction.argval, None), f"{path}.{instruction.argval}"
-    if not (isinstance(value, float) and library in (torch, math)):  # torch.inf, math.pi
-        _judge_value(path, value)
-
-
-def _judge_value(name: str, value: Any) -> None:
-    """Accept what cannot change, and functions that fx records or that are judged when they are entered."""
-    value = getattr(value, "__wrapped__", value) if _is_patched_by_fx(value) else value
-    if isinstance(value, torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch.dtype) or value in _recorded():
-        return
-    if isinstance(value, FunctionType) and not _is_trusted(value.__code__):
-        return
-    if isinstance(value, BuiltinFunctionType) and value.__module__ in (math.__name__, operator.add.__module__):
-        return
-    raise ModeDependent(f"calls {name}" if callable(value) else f"reads {name}, which may change")
-
-
-def _is_patched_by_fx(value: Any) -> bool:
-    return isinstance(value, FunctionType) and value.__code__.co_filename.endswith("_symbolic_trace.py")
-
-
-@cache
-def _recorded() -> Collection[Callable[..., Any]]:
-    """The functions of torch that fx writes into the graph when they are given a proxy."""
-    return frozenset(torch.overrides.get_testing_overrides())
