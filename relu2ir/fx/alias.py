@@ -102,7 +102,7 @@ class Aliases:
 
     def write_after(self, nodes: Iterable[Node], position: int, own: Collection[Node] = ()) -> Node | None:
         """The first node behind ``position``, none of ``own``, that may write to the memory of any of ``nodes``."""
-        found = []
+        found: list[tuple[int, Node]] = []
         for group in {self._group(node) for node in nodes}:
             writes = self.writes.get(group, [])
             behind = itertools.islice(writes, bisect_right(writes, position, key=lambda write: write[0]), None)
