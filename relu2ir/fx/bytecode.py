@@ -74,7 +74,7 @@ def judge(code: CodeType, scope: dict[str, Any], judged: set[CodeType], kind: ty
 def _judge_super(kind: type, following: list[dis.Instruction]) -> None:
     """Of ``super()`` only functions may be read: it looks into the classes unseen."""
     loads = (each.argval for each in following if each.opname in ("LOAD_SUPER_ATTR", "LOAD_ATTR", "LOAD_METHOD"))
-    name = next(loads, None)
+    name = str(next(loads, None))
     if not all(isinstance(vars(each).get(name, _judge_super), FunctionType) for each in kind.__mro__):
         raise ModeDependent(f"reads super().{name}, which may change")
 

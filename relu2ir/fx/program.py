@@ -11,10 +11,11 @@ from torch.export import ExportedProgram
 def edited(program: ExportedProgram, edit: Callable[[fx.GraphModule], fx.GraphModule]) -> ExportedProgram:
     """A program whose graph module is ``edit`` of the one of ``program``, which is left as it is.
 
-    ``edit`` returns a new graph module that takes and returns the same values in the same order. A new node that is
-    returned takes the name of the old one: the signature and the module call graph go by names.
+    ``edit`` returns a new graph module that takes and returns the same values in the same order. A new node takes the
+    name of the old one that it replaces: the signature and the module call graph go by names.
     """
     module = edit(program.graph_module)
+    _take_names(program.graph, module.graph)
     for old, new in zip(_outputs(program.graph), _outputs(module.graph), strict=True):
         if new is not None and old is not None and new.name != old.name:
             new.name = old.name
@@ -29,6 +30,15 @@ def edited(program: ExportedProgram, edit: Callable[[fx.GraphModule], fx.GraphMo
         constants=program.constants,
         verifiers=program.verifiers,
     )
+
+
+def _take_names(old: fx.Graph, new: fx.Graph) -> None:
+    """Give a new node the name of the one whose recorded value it took over."""
+    names, kept = {node.name for node in new.nodes}, {node.name for node in old.nodes}
+    gone = {id(node.meta["val"]): node.name for node in old.nodes if node.name not in names and "val" in node.meta}
+    for node in new.nodes:
+        if node.name not in kept and id(node.meta.get("val")) in gone:
+            node.name = gone.pop(id(node.meta["val"]))
 
 
 def _outputs(graph: fx.Graph) -> list[fx.Node | None]:

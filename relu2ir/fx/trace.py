@@ -86,7 +86,7 @@ def _insist_on_text(graph: fx.Graph) -> None:
         raise Untraceable(f"its arguments cannot be written again: {error.msg}") from None
 
 
-def _reads_plainly(kind: type) -> bool:
+def _reads_plainly(kind: type[nn.Module]) -> bool:
     return kind.__getattr__ is nn.Module.__getattr__ and kind.__getattribute__ is object.__getattribute__
 
 
