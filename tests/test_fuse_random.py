@@ -69,7 +69,6 @@ def test_a_fused_program_does_what_it_did(capture: str) -> None:
         assert counts["with a site"] > 0.4 * counts["run"] and counts["with a near miss"] > 0.2 * counts["run"], counts
 
 
-@pytest.mark.xfail(strict=True, reason="fx writes operator.imul of a proxy as mul")
 def test_an_operator_in_place_by_name() -> None:
     lines = ("v0 = torch.relu(y)", "v1 = torch.square(v0)", "v2 = operator.imul(x, 2)")
     held_to_itself(Program(lines, ("v1", "v2")), "module", Counter())

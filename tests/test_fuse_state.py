@@ -872,7 +872,6 @@ def test_hooks_run_as_they_would(name: str, when: str) -> None:
     assert not bare[1]
 
 
-@pytest.mark.xfail(strict=True, reason="a partial goes on with the original")
 def test_partials_of_a_module_are_those_of_the_copy() -> None:
     """As accelerate patches a forward, and as hooks are bound."""
 
@@ -914,8 +913,8 @@ HOLDERS: dict[str, Callable[[nn.Module], Any]] = {
     "partial": lambda module: functools.partial(type(module).forward, module),
     "hidden ModuleList": lambda module: [nn.ModuleList([module])],
 }
-RELINKED = ("list", "dict", "method")
-NOT_RELINKED = pytest.mark.xfail(strict=True, reason="only lists, tuples, dicts and methods are looked into")
+RELINKED = ("list", "dict", "method", "partial")
+NOT_RELINKED = pytest.mark.xfail(strict=True, reason="only lists, tuples, dicts, methods and partials are looked into")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections import OrderedDict
 from collections.abc import Mapping
 from types import MethodType
@@ -65,6 +66,13 @@ def _relinked(value: Any, copies: Mapping[int, nn.Module]) -> Any:
     if isinstance(value, MethodType):
         owner = copies.get(id(value.__self__))
         return value if owner is None else MethodType(value.__func__, owner)
+    if isinstance(value, functools.partial):  # accelerate patches a forward with one
+        parts = _relinked([value.func, value.args, value.keywords], copies)
+        if all(new is old for new, old in zip(parts, (value.func, value.args, value.keywords), strict=True)):
+            return value
+        again = functools.partial(parts[0], *parts[1], **parts[2])
+        vars(again).update(_relinked(vars(value), copies))
+        return again
     if isinstance(value, _WrappedHook):
         hook, module = _relinked(value.hook, copies), value.module() if value.with_module else None
         return _WrappedHook(hook, None if module is None else copies.get(id(module), module))
