@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch._dynamo.utils import counters
 from torch._inductor import codecache, config, custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -25,9 +25,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from relu2ir import binaries, library, registry
 from relu2ir.errors import FuseError, suggestion
 from relu2ir.fx.backend import blocked
-from relu2ir.fx.fuse import _Place, _Walk, find
+from relu2ir.fx.fuse import find, fuse_in_place
 from relu2ir.fx.lower import lower_in_place
-from relu2ir.fx.patterns import patterns
 from relu2ir.fx.report import FuseResult
 from relu2ir.overrides import active
 
@@ -79,14 +78,14 @@ class FusePass(CustomGraphPass):
         asked, after = self.providers is not None or bool(active().key), self.where == "post_grad"
         notes: tuple[str, ...]
         if asked:
-            result = _raised(graph, inference=after)
+            result = fuse_in_place(graph, inference=after, autocast=_under_autocast(after))
             lower_in_place(graph, self.providers, level="post_grad" if after else "torch")
             notes = blocked(graph)
         elif after:
             result = find(graph, inference=True)
             notes = ("post_grad: found and left as it was: plain PyTorch, which Inductor fuses with its neighbours",)
         else:
-            result = _raised(graph, inference=False)
+            result = fuse_in_place(graph, autocast=_under_autocast(after))
             notes = ("pre_grad: ops are plain PyTorch, which Inductor fuses with their neighbours",)
         choice = self.providers if asked else "native"
         sites = tuple(replace(site, providers=choice) for site in result.sites)
@@ -142,6 +141,11 @@ def fusing(where: Where = "pre_grad", providers: str | None = None) -> Iterator[
             mine.fused.cached = max(0, _hits(where) - hits)
 
 
+def _under_autocast(after: bool) -> bool:
+    """Whether a graph in front of autograd was captured under autocast; behind it types are what they are."""
+    return not after and torch._C._is_any_autocast_enabled()
+
+
 def _hits(where: Where) -> int:
     """How many compiled graphs came from a cache in this process, without a call of the passes in ``where``."""
     if where == "post_grad":
@@ -149,11 +153,3 @@ def _hits(where: Where) -> int:
     # torch before 2.12 runs these passes in front of its caches, later ones where a pass without a uuid is there.
     timing = getattr(codecache, "resolve_pre_grad_pass_timing", lambda: "early")
     return counters["aot_autograd"]["autograd_cache_hit"] if timing() == "late" else 0
-
-
-def _raised(graph: fx.Graph, inference: bool) -> FuseResult:
-    """Raise the ops of ``graph`` in place; Inductor calls the pass for each graph below by itself."""
-    walk = _Walk(patterns(library.specs(), exact=False), None, {"exact": False, "inference": inference})
-    autocast = torch._C._is_any_autocast_enabled() and not inference
-    walk._raise(graph, graph.owning_module or nn.Module(), _Place(nested=True), autocast)
-    return FuseResult(None, tuple(walk.sites), tuple(walk.near_misses))

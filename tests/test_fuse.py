@@ -538,6 +538,30 @@ def test_the_report_is_a_table_with_the_provider_and_why() -> None:
         assert "the row of platform 'cuda'" in str(relu2ir.fuse(dynamo(product, torch.randn(2, 3))))
 
 
+def opaque_relu_squared(x: torch.Tensor) -> torch.Tensor:
+    return torch.square(F.relu(x))
+
+
+def test_what_is_called_as_a_whole_and_what_is_fused_already_are_told() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(
+        (graph.call_function(opaque_relu_squared, (x,)), graph.call_function(torch.square, (relu_of(graph, x),)))
+    )
+    once = relu2ir.fuse(fx.GraphModule(nn.Module(), graph))
+    assert [(miss.reason, miss.spelling) for miss in once.near_misses] == [("opaque", "opaque_relu_squared()")]
+    assert len(once.sites) == 1 and once.already_fused == ()
+    twice = relu2ir.fuse(once.module)
+    assert twice.sites == () and twice.already_fused == ("relu_squared",)
+    assert "already fused: relu_squared" in str(twice)
+    model = nn.Sequential(Calls(opaque_relu_squared), relu2ir.nn.ReLUSquared())
+    assert relu2ir.fuse(model).already_fused == ("1",)
+
+
+def relu_of(graph: fx.Graph, x: fx.Node) -> fx.Node:
+    return graph.call_function(F.relu, (x,))
+
+
 def test_what_cannot_be_fused_is_refused_with_the_way_out() -> None:
     with pytest.raises(
         relu2ir.FuseError,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import torch
@@ -22,6 +23,7 @@ from relu2ir.fx.report import FuseResult, NearMiss, Site, Skipped
 from relu2ir.fx.rewrite import path_of, raise_ops, region_bodies, source_of
 from relu2ir.fx.structure import copy_graph, copy_structure, relink
 from relu2ir.fx.trace import ModeDependent, Untraceable, own_forward, trace
+from relu2ir.nn import Activation
 from relu2ir.spec import OpSpec
 
 _WAY_OUT = "torch.compile(model, backend='relu2ir') fuses it with guards"
@@ -74,7 +76,7 @@ def fuse(
     walk = _Walk(looked_for, _floating(model), {"exact": exact, "inference": inference}, autocast)
     module = walk.copied(model, _Place())
     relink(walk.copies)
-    return FuseResult(module, tuple(walk.sites), tuple(walk.near_misses), tuple(walk.skipped))
+    return walk.result(module)
 
 
 def _floating(model: nn.Module) -> torch.Tensor | None:
@@ -109,7 +111,12 @@ class _Walk:
     sites: list[Site] = field(default_factory=list)
     near_misses: list[NearMiss] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    already_fused: list[str] = field(default_factory=list)
     copies: dict[int, nn.Module] = field(default_factory=dict)
+
+    def result(self, module: Any) -> FuseResult:
+        found = self.sites, self.near_misses, self.skipped
+        return FuseResult(module, *map(tuple, found), already_fused=tuple(self.already_fused))
 
     def copied(self, module: nn.Module, place: _Place) -> nn.Module:
         """The fused copy of ``module`` and all below it; a module that stands in two places is one copy in both."""
@@ -130,6 +137,8 @@ class _Walk:
             calls = {body: path_of(call) or place.call or "" for body, call in region_bodies(graph).items()}
             self._raise(graph, module, place, autocast=id(module) in self.autocast or _enters_autocast(graph))
             return copy_structure(module, self._children(module, replace(place, nested=True), calls), graph)
+        if isinstance(module, Activation) or isinstance(vars(module).get("forward"), FusedForward):
+            self.already_fused.append(place.path or "(top)")
         traced = self._traced(module, place)
         layer = None if traced is None else as_layer(module, *traced)
         if layer is not None:
@@ -170,6 +179,7 @@ class _Walk:
 
     def _raise(self, graph: fx.Graph, root: nn.Module, place: _Place, autocast: bool) -> list[Match]:
         """Raise the ops of ``graph`` in place and report them."""
+        self._look_beside(graph, place)
         found, near = raise_ops(graph, root, self.patterns, autocast=autocast, nested=place.nested, **self.how)
         for match in found:
             values = tuple(map(value_of, match.tensors))
@@ -192,6 +202,30 @@ class _Walk:
             where = match.spec.qualname, place.of(match), source_of(match.covered), match.spelling
             self.near_misses.append(NearMiss(*where, match.flaw.code, match.flaw.detail))
         return found
+
+    def _look_beside(self, graph: fx.Graph, place: _Place) -> None:
+        """Report the ops that are there already, and the functions that are called as a whole and mention one."""
+        namespaces = {spec.namespace for spec in library.specs()}
+        for node in graph.nodes:
+            if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in namespaces:
+                self.already_fused.append(path_of(node) or place.path or node.name)
+            function = node.target if node.op == "call_function" else None
+            if not isinstance(function, FunctionType) or (function.__module__ or "").partition(".")[0] == "torch":
+                continue
+            if mentions_an_op(nn.Module(), function, self.patterns):
+                source = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+                detail = (
+                    f"'{function.__name__}' is called as a whole (torch.fx.wrap), unseen by the pass: do not wrap it"
+                )
+                miss = NearMiss("-", place.path, source, f"{function.__name__}()", "opaque", detail)
+                self.near_misses.append(miss)
+
+
+def fuse_in_place(graph: fx.Graph, *, inference: bool = False, autocast: bool = False) -> FuseResult:
+    """Raise the ops of ``graph`` in place, and not those of graphs below it; the result's ``module`` is None."""
+    walk = _Walk(patterns(library.specs()), None, {"exact": False, "inference": inference})
+    walk._raise(graph, graph.owning_module or nn.Module(), _Place(nested=True), autocast)
+    return walk.result(None)
 
 
 def under_autocast(module: fx.GraphModule) -> bool:

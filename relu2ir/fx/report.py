@@ -88,13 +88,14 @@ class Skipped:
 
 @dataclass(frozen=True)
 class FuseResult:
-    """``module`` is the fused copy; the rest says what was done and what was not."""
+    """``module`` is the fused copy; the rest says what was done, what was not, and where ops were before."""
 
     module: Any
     sites: tuple[Site, ...]
     near_misses: tuple[NearMiss, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
+    already_fused: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """All of it but the model, for programs; shapes as lists of sizes, or of symbols' names."""
@@ -104,8 +105,9 @@ class FuseResult:
         ]
         near_misses = [_plain(miss, *(each.name for each in fields(miss))) for miss in self.near_misses]
         skipped = [_plain(module, "path", "reason") for module in self.skipped]
-        found = {"sites": sites, "near_misses": near_misses, "skipped": skipped, "notes": list(self.notes)}
-        return json.dumps(found, indent=2)
+        found = {"sites": sites, "near_misses": near_misses, "skipped": skipped}
+        rest = {"already_fused": list(self.already_fused), "notes": list(self.notes)}
+        return json.dumps(found | rest, indent=2)
 
     def __str__(self) -> str:
         lines = [f"{len(self.sites)} fused, {len(self.near_misses)} near misses"]
@@ -124,6 +126,8 @@ class FuseResult:
                 f"  {reason}: {detail}"
                 for reason, detail in dict.fromkeys((m.reason, m.detail) for m in self.near_misses)
             ]
+        if self.already_fused:
+            lines += ["", f"already fused: {', '.join(dict.fromkeys(self.already_fused))}"]
         if self.skipped:
             shown = ", ".join(f"{s.path or '(top)'} ({s.reason})" for s in self.skipped[:3])
             more = f" and {len(self.skipped) - 3} more" if len(self.skipped) > 3 else ""
