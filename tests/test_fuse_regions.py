@@ -249,7 +249,10 @@ REGIONS: dict[type[Region], tuple[tuple[list[str], list[str]], tuple[list[str], 
     Scan: (([OP], []), ([OP], [])),
     WhileLoop: (([OP], []), ([OP], [])),
     Map: (([OP], []), ([OP], [])),
-    AssociativeScan: (([OP, OP], []), ([OP, "bias_relu_squared"], [])),  # torch writes the combination out twice
+    AssociativeScan: (
+        (["bias_relu_squared", OP], []),
+        (["bias_relu_squared"] * 2, []),
+    ),  # torch writes the combination out twice
     ReentrantCheckpoint: (([OP], []), ([OP], [])),
     Checkpoint: (([OP], []), ([OP], [])),
     NestedCond: (([OP], []), ([OP], [])),

@@ -27,13 +27,6 @@ from relu2ir.fx.report import FuseResult
 KERNELS = "cpp,native"  # so that kernels run, where the CPU's own choice is plain PyTorch
 # An op of one primitive is never raised: there is nothing to fuse.
 SINGLE = {"silu", "gelu", "gelu_tanh"}
-_PACKET = "an op called by its packet is taken for one that may write to its operands"
-WAITING = {
-    "Nemotron-H MoE": _PACKET,
-    "Mixtral": _PACKET,
-    "gpt-oss": f"{_PACKET}; out.add_(bias) is taken for an alias of bias",
-}
-
 pytestmark = pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
 
 Call = Callable[[torch.Tensor], Any]
@@ -116,13 +109,11 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 
 
 @pytest.mark.needs("cpp")
-def test_all_that_is_executed_is_fused_when_compiled(subject: Subject, request: pytest.FixtureRequest) -> None:
+def test_all_that_is_executed_is_fused_when_compiled(subject: Subject) -> None:
     with torch.no_grad(), ActivationCounter() as counter:
         subject.model(subject.x)
     executed = counter.executed()
     assert executed == subject.row.executed
-    if subject.row.name in WAITING:
-        request.applymarker(pytest.mark.xfail(strict=True, reason=WAITING[subject.row.name]))
     expected = {name: calls for name, calls in executed.items() if name not in SINGLE}
     if subject.row.compiled is not None:
         expected = subject.row.compiled

@@ -115,8 +115,8 @@ class _Walk:
     copies: dict[int, nn.Module] = field(default_factory=dict)
 
     def result(self, module: Any) -> FuseResult:
-        found = self.sites, self.near_misses, self.skipped
-        return FuseResult(module, *map(tuple, found), already_fused=tuple(self.already_fused))
+        found = tuple(self.sites), tuple(self.near_misses), tuple(self.skipped)
+        return FuseResult(module, *found, already_fused=tuple(self.already_fused))
 
     def copied(self, module: nn.Module, place: _Place) -> nn.Module:
         """The fused copy of ``module`` and all below it; a module that stands in two places is one copy in both."""
@@ -127,6 +127,9 @@ class _Walk:
     def _copied(self, module: nn.Module, place: _Place) -> nn.Module:
         if isinstance(module, torch.jit.ScriptModule):
             self.skipped.append(Skipped(place.path, "a ScriptModule"))
+            return module
+        if "_orig_mod" in module._modules:
+            self.skipped.append(Skipped(place.path, "a compiled module: fuse before torch.compile"))
             return module
         if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
             # Its first call changes its class and its hooks: a copy would do so to itself alone.
@@ -154,7 +157,10 @@ class _Walk:
                 return replace(place, call=calls[name])
             return replace(place, path=f"{place.path}.{name}".lstrip("."), call=None)
 
-        return {name: child and self.copied(child, below(name)) for name, child in module._modules.items()}
+        return {
+            name: None if child is None else self.copied(child, below(name))  # a child may have no truth value
+            for name, child in module._modules.items()
+        }
 
     def _traced(self, module: nn.Module, place: _Place) -> tuple[fx.Graph, list[Match]] | None:
         """The graph of the module's own forward with its ops raised; None, and a word in the report, without one."""
@@ -214,9 +220,7 @@ class _Walk:
                 continue
             if mentions_an_op(nn.Module(), function, self.patterns):
                 source = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-                detail = (
-                    f"'{function.__name__}' is called as a whole (torch.fx.wrap), unseen by the pass: do not wrap it"
-                )
+                detail = f"'{function.__name__}' is called as a whole, so nothing looks into it: drop torch.fx.wrap"
                 miss = NearMiss("-", place.path, source, f"{function.__name__}()", "opaque", detail)
                 self.near_misses.append(miss)
 

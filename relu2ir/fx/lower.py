@@ -123,7 +123,7 @@ def _copied(module: nn.Module, copies: dict[int, nn.Module]) -> Any:
     if not any(isinstance(below, fx.GraphModule) for below in module.modules()):
         return module
     if id(module) not in copies:
-        children = {name: child and _copied(child, copies) for name, child in module._modules.items()}
+        children = {name: None if child is None else _copied(child, copies) for name, child in module._modules.items()}
         copies[id(module)] = copy_structure(module, children)
     return copies[id(module)]
 

@@ -10,7 +10,7 @@ import dis
 import inspect
 import itertools
 import linecache
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -65,11 +65,11 @@ class FusedForward:
     """The forward of one module with its ops raised: ``module.forward``, in place of the one of its class.
 
     It reads parameters, buffers and children from the module at each call. Where what the graph has absorbed is no
-    longer what it was (an nn.ReLU replaced, hooked or patched; autocast, around a square that the op writes otherwise),
-    the class's own forward runs. A deepcopy belongs to the copied module. A shallow copy.copy, of which nn.DataParallel
-    makes its replicas, goes on with the tensors of the module that was copied (no attribute can tell who looked it up),
-    until it is fused itself. A pickle holds the class's own forward: generated code is not stored, so fuse again after
-    loading.
+    longer what it was (an nn.ReLU replaced, hooked or patched; a class or a method patched; autocast, around a square
+    that the op writes otherwise), the class's own forward runs. A deepcopy belongs to the copied module. A shallow
+    copy.copy, of which nn.DataParallel makes its replicas, goes on with the tensors of the module that was copied (no
+    attribute can tell who looked it up), until it is fused itself. A pickle holds the class's own forward: generated
+    code is not stored, so fuse again after loading.
     """
 
     def __init__(self, owner: nn.Module, graph: fx.Graph, matches: Iterable[Match]) -> None:
@@ -79,18 +79,32 @@ class FusedForward:
         absorbed = {str(node.target) for node in covered if node.op == "call_module"}
         self.absorbed = {name: _as_set(owner.get_submodule(name)) for name in absorbed}
         self.not_under_autocast = any(match.other_square for match in matches)
+        self.kind = type(owner)
+        self.functions = tuple(_functions(self.kind))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         run = self.run if self._holds() else type(self.owner).forward
         return run(self.owner, *args, **kwargs)
 
     def _holds(self) -> bool:
+        if not torch.compiler.is_compiling() and not self._is_of_its_class():  # on which Dynamo guards
+            return False
         if self.not_under_autocast and torch._C._is_any_autocast_enabled():
             return False
         if self.absorbed and torch.nn.modules.module._has_any_global_hook():
             return False
         children = ((self.owner.get_submodule(name), was) for name, was in self.absorbed.items())
         return all(_as_set(child) == was and not is_altered(child) for child, was in children)
+
+    def _is_of_its_class(self) -> bool:
+        """Whether the class, its functions and their defaults are those of the trace, and no instance hides one."""
+        own = vars(self.owner)
+        return type(self.owner) is self.kind and all(
+            vars(kind).get(name) is function
+            and (function.__defaults__, function.__kwdefaults__) == defaults
+            and (name == "forward" or name not in own)
+            for kind, name, function, defaults in self.functions
+        )
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -112,6 +126,15 @@ class FusedForward:
 def _as_set(layer: nn.Module) -> tuple[Any, bool]:
     """What an absorbed layer computes as it is set now, and whether in place."""
     return computed_by(layer), getattr(layer, "inplace", False)
+
+
+def _functions(kind: type) -> Iterator[tuple[type, str, FunctionType, tuple[Any, Any]]]:
+    """The functions of ``kind`` and of the classes above it, apart from torch's, with their defaults."""
+    for each in kind.__mro__:
+        if not each.__module__.startswith("torch."):
+            for name, value in vars(each).items():
+                if isinstance(value, FunctionType):
+                    yield each, name, value, (value.__defaults__, copy.copy(value.__kwdefaults__))
 
 
 def _own_forward_of(owner: nn.Module) -> MethodType:

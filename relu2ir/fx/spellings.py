@@ -225,7 +225,7 @@ OTHERS: Mapping[str, Row] = {
         ("input", "threshold", "value"),
         (torch.threshold, F.threshold, aten.threshold.default),
         modules=(nn.Threshold,),
-        inplace=(F.threshold_, aten.threshold_.default),
+        inplace=(aten.threshold_.default,),
         extras=("inplace",),
     ),
     # One number in every element.
