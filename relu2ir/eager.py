@@ -39,7 +39,7 @@ on_forget: list[Callable[[], Any]] = []
 
 
 def table(spec: OpSpec) -> dict[Any, Choice]:
-    """The choices made so far for ``spec``: {(overrides, dtype, device): Choice}."""
+    """The choices made so far for ``spec``: {(overrides, dtype, device): Choice}; with a call's request beside them."""
     return _tables.setdefault(spec, {})
 
 
@@ -104,13 +104,15 @@ def _choice(spec: OpSpec, tensors: Sequence[torch.Tensor], providers: str | None
     first = tensors[0]
     # Operands that differ from the first are rare: they are decided anew, and mostly fall to native, which promotes.
     # So are ranks that a kernel may refuse: a choice is kept by dtype and device alone.
-    if providers is not None or not _alike(spec, tensors) or first.dim() > MAX_DIMS:
+    if not _alike(spec, tensors) or first.dim() > MAX_DIMS:
         return _chosen(spec, choose(spec, *tensors, providers=providers), tensors)
-    key, choices = (active(), first.dtype, first.device), table(spec)
+    # A lowered graph asks at each call: decided anew that took 300 us.
+    asked = active() if providers is None else (active(), providers)
+    key, choices = (asked, first.dtype, first.device), table(spec)
     if key not in choices:
         if len(choices) >= MOST_CHOICES:  # a use() with ever new words
             forget()
-        choices[key] = _chosen(spec, choose(spec, *tensors), tensors)
+        choices[key] = _chosen(spec, choose(spec, *tensors, providers=providers), tensors)
     return choices[key]
 
 

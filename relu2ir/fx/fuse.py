@@ -47,6 +47,9 @@ def fuse(
     layers of `relu2ir.nn`. ``specs`` are the ops to look for, every registered one by default; ``exact`` leaves out
     those whose fusion rounds half types less often; ``inference`` says that no gradient will flow, so that spellings
     whose gradient differs at an edge (clamp(min=0) at NaN) may be raised too. Raises FuseError for anything else.
+
+    A graph has no guards: fuse it under the autocast that it will run under (a square is float32 there, ``r * r`` is
+    not), and hook its layers before. While a module is traced no other thread may run one, as for fx.symbolic_trace.
     """
     if isinstance(model, ExportedProgram):
         results = []
