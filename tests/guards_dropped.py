@@ -26,10 +26,10 @@ from graph_outcomes import Subject, quiet, subject
 from random_graphs import Impossible, drawn
 from test_fuse_random import has_open_fault
 
-from relu2ir.fx import alias, check, match, packing, reading, spellings
+from relu2ir.fx import alias, between, check, match, packing, reading, shapes, spellings
 from relu2ir.fx.report import FuseResult
 
-MODULES: tuple[ModuleType, ...] = (check, match, packing, alias, reading, spellings)
+MODULES: tuple[ModuleType, ...] = (check, match, shapes, between, packing, alias, reading, spellings)
 CORPUS = {"with_values": 350, "symbolic_trace": 100, "dynamo": 100, "export": 20}
 SEED = 1
 UNSEEN: dict[str, str] = {}

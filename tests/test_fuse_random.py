@@ -89,6 +89,12 @@ def test_a_product_written_the_other_way_round_keeps_its_strides() -> None:
     assert len(relu2ir.fuse(torch.export.export(Swapped(), (y, y + 1)).module()).sites) == 1
 
 
+def test_a_result_written_into_an_operand_keeps_its_layout() -> None:
+    lines = ("v0 = torch.relu(x)", "v1, u1 = v0.chunk(2, -1)", "v2 = F.gelu(v1)", "v3 = u1.mul_(v2)")
+    for capture in ("symbolic_trace", "dynamo"):
+        held_to_itself(Program(lines, ("v3",)), capture, Counter())
+
+
 class Swapped(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.mul(y, F.silu(x))

@@ -67,6 +67,9 @@ class Checker:
         for node in (node for node, primitive in match.covered.items() if primitive.inplace):
             written = match.covered[node].operands[0]
             assert isinstance(written, Node)
+            if node is match.root and written not in match.covered:
+                detail = f"'{node.name}' writes into an operand, whose type and layout it keeps: write out of place"
+                return Flaw("inplace", detail)
             seen = self.aliases.seen_after(written, node)  # the op's own later reads too
             if seen is not None:
                 detail = f"'{node.name}' writes into memory that '{seen.name}' may see: use the out-of-place form"
