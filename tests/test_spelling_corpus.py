@@ -158,7 +158,7 @@ def test_a_spelling_is_found_and_computes_the_same(entry: Entry, capture: str) -
             else:
                 wanted = model.double()(x.double()).to(torch.float64)
                 model.to(dtype)
-                allowed = difference(before.double(), wanted) * 1.05 + oracle_slack(spec, wanted, before, dtype)
+                allowed = difference(before.double(), wanted) * 1.05 + roundings(wanted, before, dtype)
                 assert (difference(after.double(), wanted) <= allowed).all()
 
 
@@ -168,7 +168,7 @@ def known_without(graph_module: fx.GraphModule) -> bool:
     return any(isinstance(value, torch.Tensor) and not value.requires_grad for value in values)
 
 
-def oracle_slack(spec, wanted: torch.Tensor, before: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def roundings(wanted: torch.Tensor, before: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A rounding or two of the largest term, and of the subnormals that torch's own silu flushes."""
     scale = torch.maximum(wanted.abs(), before.double().abs()).nan_to_num(posinf=0.0) + 1.0
     return 2 * torch.finfo(dtype).eps * scale

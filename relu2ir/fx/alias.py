@@ -74,6 +74,7 @@ class Aliases:
         self.root = root
         self.position = {node: i for i, node in enumerate(graph.nodes)}
         self.parent: dict[Node, Node] = {}
+        self.bodies: dict[fx.GraphModule, Aliases] = {}  # of what higher-order operators run
         self.holders: dict[int, Node] = {}  # who may hold a parameter or a buffer, by its id
         self.members: dict[Node, list[Node]] = {}  # of each group, in order
         self.writes: dict[Node, list[tuple[int, Node]]] = {}  # to each group, in order: position, who writes
@@ -93,9 +94,7 @@ class Aliases:
             self.members.setdefault(self._group(node), []).append(node)
         for node, operand in written:
             self.writes.setdefault(self._group(operand), []).append((self.position[node], node))
-        held = {self._group(node) for node in self.holders.values()} | {
-            self._group(node) for node in (outside,) if node
-        }
+        held = {self._group(node) for node in (*self.holders.values(), *([outside] if outside else []))}
         self.writes_outside = not held.isdisjoint(self.writes)
         returned = (node for end in self.position if end.op == "output" for node in end.all_input_nodes)
         self.returns_outside = not held.isdisjoint(map(self._group, returned))
@@ -141,6 +140,12 @@ class Aliases:
             return []
         return [body for body in map(self._body, node.all_input_nodes) if body is not None]
 
+    def _inside(self, node: Node) -> list[Aliases]:
+        for body in self._bodies(node):
+            if body not in self.bodies:
+                self.bodies[body] = Aliases(body.graph, body)
+        return [self.bodies[body] for body in self._bodies(node)]
+
     def _held(self, node: Node) -> list[Node]:
         """The nodes that may hold a tensor of the modules that ``node`` runs; ``node`` does from now on if none did."""
         called = [self.root.get_submodule(str(node.target))] if node.op == "call_module" else self._bodies(node)
@@ -165,9 +170,9 @@ class Aliases:
         if node.target in (operator.setitem, "__setitem__"):
             known = isinstance(value_of(_nodes(node.args[:1])[0]), torch.Tensor)
             return [] if known else everything  # a list or a dict holds what is put into it
-        bodies = self._bodies(node)
+        bodies = self._inside(node)
         if bodies:
-            return everything if any(Aliases(body.graph, body).returns_outside for body in bodies) else []
+            return everything if any(body.returns_outside for body in bodies) else []
         if _aten_name(node) in _FRESH and "out" not in node.kwargs:
             return []
         overloads = _overloads(node.target)
@@ -200,9 +205,9 @@ class Aliases:
             return _by_schema(node, _overloads(node.target), lambda argument: argument.is_write)
         if node.target in _OPERATORS_IN_PLACE:
             return first
-        bodies = self._bodies(node)
+        bodies = self._inside(node)
         if bodies:
-            writes = any(Aliases(body.graph, body).writes_outside for body in bodies)
+            writes = any(body.writes_outside for body in bodies)
             return [*node.all_input_nodes, *self._held(node)] if writes else []
         if getattr(node.target, "__module__", None) in ("_operator", "builtins", "math"):
             return []

@@ -50,8 +50,12 @@ BETWEEN: Mapping[str, Between] = {
         ("masked_fill", torch.masked_fill, aten.masked_fill.Scalar, aten.masked_fill.Tensor),
     ),
 }  # fmt: skip
-# What gives its operand's value.
+# What gives its operand's value has no code.
 IDENTITY = Between("", (aten.alias.default, aten.clone.default, torch.clone, "clone"), (nn.Identity,))
+
+_CODES: dict[Any, str] = {
+    what: code for code, entry in {"": IDENTITY, **BETWEEN}.items() for what in (*entry.targets, *entry.modules)
+}
 
 
 def between(node: Node, root: nn.Module) -> tuple[str, Node] | None:
@@ -59,18 +63,11 @@ def between(node: Node, root: nn.Module) -> tuple[str, Node] | None:
     operand = node.args[0] if node.args else node.kwargs.get("input")
     if not isinstance(operand, Node) or "memory_format" in node.kwargs:
         return None
-    if node.op == "call_module":
-        kind = type(root.get_submodule(str(node.target)))
-        codes = (code for code, entry in _BETWEEN if kind in entry.modules)
-    else:
-        codes = (code for code, entry in _BETWEEN if node.target in entry.targets)
-    code = next(codes, None)
+    what = type(root.get_submodule(str(node.target))) if node.op == "call_module" else node.target
+    code = _CODES.get(what)
     if code is None:
         return None
     return ("" if code == "dropout" and _drops_nothing(node) else code), operand
-
-
-_BETWEEN = [("", IDENTITY), *BETWEEN.items()]
 
 
 def _drops_nothing(node: Node) -> bool:

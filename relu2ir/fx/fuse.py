@@ -75,8 +75,8 @@ def fuse(
             "torch.compile(model, backend='relu2ir')."
         )
     looked_for = patterns(library.specs() if specs is None else specs, exact)
-    autocast = _run_under_autocast(model, torch._C._is_any_autocast_enabled())
-    walk = _Walk(looked_for, _floating(model), {"exact": exact, "inference": inference}, autocast)
+    how = {"exact": exact, "inference": inference}
+    walk = _Walk(looked_for, _floating(model), how, _run_under_autocast(model))
     module = walk.copied(model, _Place())
     relink(walk.copies)
     return walk.result(module)
@@ -141,7 +141,7 @@ class _Walk:
         if isinstance(module, fx.GraphModule):
             graph = copy_graph(module.graph)
             calls = {body: path_of(call) or place.call or "" for body, call in region_bodies(graph).items()}
-            self._raise(graph, module, place, autocast=id(module) in self.autocast or _enters_autocast(graph))
+            self._raise(graph, module, place, autocast=id(module) in self.autocast)
             return copy_structure(module, self._children(module, replace(place, nested=True), calls), graph)
         if isinstance(module, Activation) or isinstance(vars(module).get("forward"), FusedForward):
             self.already_fused.append(place.path or "(top)")
@@ -175,7 +175,7 @@ class _Walk:
         except Untraceable as reason:
             self.skipped.append(Skipped(place.path, str(reason)))
         except ModeDependent as reason:
-            if mentions_an_op(module, forward, self.patterns):
+            if mentions_an_op(forward, module.children(), self.patterns):
                 source = f"{forward.__code__.co_filename}:{forward.__code__.co_firstlineno}"
                 name = f"{type(module).__qualname__}.forward"
                 detail = f"the forward {reason}, which a rewritten forward would not follow; {_WAY_OUT}"
@@ -221,7 +221,7 @@ class _Walk:
             function = node.target if node.op == "call_function" else None
             if not isinstance(function, FunctionType) or (function.__module__ or "").partition(".")[0] == "torch":
                 continue
-            if mentions_an_op(nn.Module(), function, self.patterns):
+            if mentions_an_op(function, (), self.patterns):
                 source = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
                 detail = f"'{function.__name__}' is called as a whole, so nothing looks into it: drop torch.fx.wrap"
                 miss = NearMiss("-", place.path, source, f"{function.__name__}()", "opaque", detail)
@@ -237,30 +237,30 @@ def fuse_in_place(graph: fx.Graph, *, inference: bool = False, autocast: bool = 
 
 def under_autocast(module: fx.GraphModule) -> bool:
     """Whether ``module`` runs under autocast, in whole or in part; Dynamo guards on the state in which it captured."""
-    graphs = (each.graph for each in module.modules() if isinstance(each, fx.GraphModule))
-    return torch._C._is_any_autocast_enabled() or any(map(_enters_autocast, graphs))
+    return bool(_run_under_autocast(module))
 
 
 def _enters_autocast(graph: fx.Graph) -> bool:
     return any(node.target is torch.amp.autocast_mode._enter_autocast for node in graph.nodes)
 
 
-def _run_under_autocast(model: nn.Module, autocast: bool) -> set[int]:
-    """The ids of the modules that a graph of ``model`` runs under autocast, at least once; all if ``model`` is."""
+def _run_under_autocast(model: nn.Module) -> set[int]:
+    """The ids of the modules that a graph of ``model`` runs under autocast, at least once; all if it is on now."""
     visited: set[tuple[int, bool]] = set()
 
     def visit(module: nn.Module, autocast: bool) -> None:
+        is_graph = isinstance(module, fx.GraphModule)
+        # Dynamo's nodes do not tell which bodies they span.
+        autocast = autocast or (is_graph and _enters_autocast(module.graph))
         if (id(module), autocast) in visited:
             return
         visited.add((id(module), autocast))
-        entered: set[str] = set()
-        if isinstance(module, fx.GraphModule):
-            region = torch.ops.higher_order.wrap_with_autocast  # as torch.export writes one
-            entered = {name for name, call in region_bodies(module.graph).items() if call.target is region}
-            autocast = autocast or _enters_autocast(module.graph)  # Dynamo: the nodes do not tell which bodies it spans
+        region = torch.ops.higher_order.wrap_with_autocast  # as torch.export writes one
+        calls = region_bodies(module.graph) if is_graph else {}
+        entered = {name for name, call in calls.items() if call.target is region}
         for name, child in module._modules.items():
             if child is not None:
                 visit(child, autocast or name in entered)
 
-    visit(model, autocast)
+    visit(model, torch._C._is_any_autocast_enabled())
     return {module for module, under in visited if under}

@@ -129,11 +129,11 @@ def _as_set(layer: nn.Module) -> tuple[Any, bool]:
 
 
 def _functions(kind: type) -> Iterator[tuple[type, str, FunctionType, tuple[Any, Any]]]:
-    """The functions of ``kind`` and of the classes above it, apart from torch's, with their defaults."""
+    """What a forward of ``kind`` may call of it and the classes above it, apart from torch's, with the defaults."""
     for each in kind.__mro__:
         if not each.__module__.startswith("torch."):
             for name, value in vars(each).items():
-                if isinstance(value, FunctionType):
+                if isinstance(value, FunctionType) and not name.startswith("__"):
                     yield each, name, value, (value.__defaults__, copy.copy(value.__kwdefaults__))
 
 
@@ -153,18 +153,18 @@ def _compiled(graph: fx.Graph, name: str) -> Callable[..., Any]:
 _compilations = itertools.count()
 
 
-def mentions_an_op(module: nn.Module, forward: FunctionType, patterns: Iterable[Pattern]) -> bool:
-    """Whether the text of ``forward`` has a word for every activation of some op: a guess, for reports only."""
+def mentions_an_op(forward: FunctionType, layers: Iterable[nn.Module], patterns: Iterable[Pattern]) -> bool:
+    """Whether ``forward``, with ``layers`` to call, has a word for each activation of some op: a guess, for reports."""
     words, symbols = _words(forward.__code__)
-    children = {type(child) for child in module.children()}
+    kinds = {type(layer) for layer in layers}
 
     def mentioned(primitive: str) -> bool:
         rows = [ROWS[primitive], *([OTHERS["pow"]] if primitive == "square" else [])]
         spellings = {name for row in rows for name in (*row.methods, *(f.__name__ for f in row.functions))}
         by_symbol = primitive == "square" and not symbols.isdisjoint(("**", "*"))
-        return by_symbol or not words.isdisjoint(spellings) or not children.isdisjoint(ROWS[primitive].modules)
+        return by_symbol or not words.isdisjoint(spellings) or not kinds.isdisjoint(ROWS[primitive].modules)
 
-    for pattern in (pattern for pattern in patterns if pattern.flaw is None):
+    for pattern in (pattern for pattern in patterns if pattern.is_of_declaration):
         primitives = {node.primitive for node in postorder([pattern.expr]) if isinstance(node, Call)}
         telling = primitives - {*OPERATORS, "neg", "where"}
         if telling and all(map(mentioned, telling)):

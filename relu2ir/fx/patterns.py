@@ -50,6 +50,11 @@ class Pattern:
         """How many nodes it may stand for."""
         return largest(self.expr)
 
+    @property
+    def is_of_declaration(self) -> bool:
+        """Whether it is the op's own expression, neither a lookalike nor another form of a single primitive."""
+        return self.expr is canonical(self.spec.expr)
+
     @cached_property
     def steps(self) -> frozenset[Expr]:
         """The op's own calls below its root: what plain PyTorch rounds, one by one."""

@@ -16,9 +16,6 @@ def edited(program: ExportedProgram, edit: Callable[[fx.GraphModule], fx.GraphMo
     """
     module = edit(program.graph_module)
     _take_names(program.graph, module.graph)
-    for old, new in zip(_outputs(program.graph), _outputs(module.graph), strict=True):
-        if new is not None and old is not None and new.name != old.name:
-            new.name = old.name
     return ExportedProgram(
         root=module,
         graph=module.graph,
@@ -39,7 +36,3 @@ def _take_names(old: fx.Graph, new: fx.Graph) -> None:
     for node in new.nodes:
         if node.name not in kept and id(node.meta.get("val")) in gone:
             node.name = gone.pop(id(node.meta["val"]))
-
-
-def _outputs(graph: fx.Graph) -> list[fx.Node | None]:
-    return [value if isinstance(value, fx.Node) else None for value in graph.output_node().args[0]]

@@ -83,10 +83,6 @@ def _of_two(name: str) -> Callable[..., tuple[str, tuple[Any, ...]] | None]:
     return lambda x, other: (name, (x, other)) if isinstance(other, Node) else None
 
 
-def _power(x: Any, exponent: Any) -> tuple[str, tuple[Any, ...]] | None:
-    return ("pow", (x, exponent)) if isinstance(exponent, Node) or exponent in (2, 3) else None
-
-
 ROWS: Mapping[str, Row] = {
     "neg": Row(
         UNARY, (operator.neg, torch.neg, torch.negative, aten.neg.default, aten.negative.default), ("neg", "negative")
@@ -199,7 +195,6 @@ OTHERS: Mapping[str, Row] = {
         (operator.pow, torch.pow, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor),
         ("pow",),
         inplace=(operator.ipow, aten.pow_.Scalar, aten.pow_.Tensor),
-        reads=_power,
     ),
     "float_power": Row(("input", "exponent"), (torch.float_power, aten.float_power.Tensor_Scalar), ("float_power",)),
     "rsub": Row(BINARY, (torch.rsub, aten.rsub.Tensor, aten.rsub.Scalar), reads=lambda x, other: ("sub", (other, x))),

@@ -37,8 +37,8 @@ def copy_structure(
             state[name] = copy.copy(value)
         elif isinstance(value, Owned):
             state[name] = value.of(new)
-    # What Module.compile() left is the compiled call of the original.
-    vars(new).update(state | {"_modules": dict(children), "_compiled_call_impl": None})
+    state.pop("_compiled_call_impl", None)  # Module.compile() leaves the compiled call of the original
+    vars(new).update(state | {"_modules": dict(children)})
     for name in (name for each in kind.__mro__ for name in getattr(each, "__slots__", ())):
         if hasattr(module, name):
             setattr(new, name, getattr(module, name))

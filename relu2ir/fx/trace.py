@@ -132,20 +132,10 @@ class _Proxy(fx.Proxy):
             raise ModeDependent(f"reads {name} of a tensor")
         return super().__getattribute__(name)
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # str() and format() come here too
         if _is_asked_by_a_user(sys._getframe(1)):
             raise ModeDependent("makes text of a tensor")
         return super().__repr__()
-
-    def __str__(self) -> str:
-        if _is_asked_by_a_user(sys._getframe(1)):
-            raise ModeDependent("makes text of a tensor")
-        return super().__repr__()
-
-    def __format__(self, spec: str) -> str:
-        if _is_asked_by_a_user(sys._getframe(1)):
-            raise ModeDependent("makes text of a tensor")
-        return super().__format__(spec)
 
     def _assigned(self, other: Any) -> Any:
         raise ModeDependent("calls an operator in place by name, which fx writes out of place")
