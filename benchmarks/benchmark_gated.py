@@ -35,7 +35,7 @@ def main() -> int:
     custom, rows = custom_providers("cuda"), []
     for op in args.ops.split(","):
         for shape in SHAPES:
-            for spec in library.find(op).with_backward:
+            for spec in library.find(op).with_gradients:
                 row = measure(spec, shape, getattr(torch, args.dtype), custom)
                 if row is None:
                     return 1

@@ -20,7 +20,7 @@ using BoxedKernel = void (*)(StableIValue* stack, uint64_t inputs, uint64_t outp
 struct Op {
   const char* name;
   const char* schema;
-  int tensors, params, outputs;  // arguments and results
+  int tensors, params, outputs;  // arguments and results; without results it writes its input
   BoxedKernel cpu, gpu, meta;
 };
 
@@ -31,8 +31,9 @@ struct Definition {
 };
 
 // Runs `F` on the tensors of `stack`; `entry(plan, dtype, params, device index)` is called unless there is no element.
+// Where no `results` are asked for, the first input is written in place: each element is read before it is written.
 template <class F, class Signature, class Entry>
-void run(StableIValue* stack, Entry entry) {
+void run(StableIValue* stack, uint64_t results, Entry entry) {
   constexpr int INPUTS = std::size(Signature::inputs), OUTPUTS = std::size(Signature::outputs);
   Tensor inputs[INPUTS];
   for (int i = 0; i < INPUTS; ++i) inputs[i] = Tensor(stack[i]);
@@ -71,7 +72,8 @@ void run(StableIValue* stack, Entry entry) {
   }
 
   Tensor outputs[OUTPUTS];
-  for (int i = 0; i < OUTPUTS; ++i) {
+  if (results == 0) operands[filled++] = operands[0];
+  for (int i = 0; results > 0 && i < OUTPUTS; ++i) {
     const auto [layout, like] = Signature::outputs[i];
     const View& model = wholes[like];
     View result = layout == Layout::plain ? part_of(model, Signature::inputs[like], 0, bytes) : model;
@@ -82,12 +84,12 @@ void run(StableIValue* stack, Entry entry) {
     for (int part = 0; part < parts_of(layout); ++part) operands[filled++] = part_of(result, layout, part, bytes);
   }
   if (count(operands[0]) > 0) entry(plan_over<F>(operands, bytes), dtype, params, placement.device_index);
-  for (int i = 0; i < OUTPUTS; ++i) stack[i] = bit_cast<StableIValue>(outputs[i].release());
+  for (int i = 0; results > 0 && i < OUTPUTS; ++i) stack[i] = bit_cast<StableIValue>(outputs[i].release());
 }
 
 template <class F, class Signature, auto entry>
-void call_cpu(StableIValue* stack, uint64_t, uint64_t) {
-  run<F, Signature>(stack, [](const auto& plan, Dtype dtype, const double* params, int32_t) {
+void call_cpu(StableIValue* stack, uint64_t, uint64_t results) {
+  run<F, Signature>(stack, results, [](const auto& plan, Dtype dtype, const double* params, int32_t) {
     entry(plan, dtype, params);
   });
 }
@@ -110,8 +112,8 @@ class DeviceGuard {
 };
 
 template <class F, class Signature, auto entry>
-void call_gpu(StableIValue* stack, uint64_t, uint64_t) {
-  run<F, Signature>(stack, [](const auto& plan, Dtype dtype, const double* params, int32_t device) {
+void call_gpu(StableIValue* stack, uint64_t, uint64_t results) {
+  run<F, Signature>(stack, results, [](const auto& plan, Dtype dtype, const double* params, int32_t device) {
     const DeviceGuard guard(device);
     void* stream;
     check(aoti_torch_get_current_cuda_stream(device, &stream), "tell the current stream");

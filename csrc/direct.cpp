@@ -74,6 +74,7 @@ PyObject* run(const Direct& direct, Tensor* tensors, const double* params) {
     PyErr_SetString(PyExc_RuntimeError, problem.c_str());
     return nullptr;
   }
+  if (op.outputs == 0) Py_RETURN_NONE;
   Ref results(op.outputs > 1 ? PyTuple_New(op.outputs) : nullptr);
   for (int i = 0; i < op.outputs; ++i) tensors[i] = Tensor(stack[i]);
   for (int i = 0; i < op.outputs; ++i) {

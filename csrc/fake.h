@@ -42,11 +42,11 @@ inline StableIValue empty_like(StableIValue tensor) {
 }
 
 template <class Signature>
-void call_meta(StableIValue* stack, uint64_t, uint64_t) {
+void call_meta(StableIValue* stack, uint64_t, uint64_t results) {
   constexpr int INPUTS = std::size(Signature::inputs), OUTPUTS = std::size(Signature::outputs);
   Tensor inputs[INPUTS];
   for (int i = 0; i < INPUTS; ++i) inputs[i] = Tensor(stack[i]);
-  for (int i = 0; i < OUTPUTS; ++i) {
+  for (int i = 0; results > 0 && i < OUTPUTS; ++i) {
     const auto [layout, like] = Signature::outputs[i];
     const StableIValue model = share(inputs[like]);
     stack[i] = empty_like(layout == Layout::plain ? first_part(model, Signature::inputs[like]) : model);

@@ -18,8 +18,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relu2ir import binaries, eager, library, nn, overrides, packaged, registry, specfile
-from relu2ir.errors import BuildError, Error, FuseError, OpError, PlatformError, ProviderError, SpecError
+from relu2ir import binaries, compilecache, eager, library, nn, overrides, packaged, registry, saving, specfile
+from relu2ir.errors import BuildError, Error, FuseError, OpError, PlatformError, ProviderError, SaveError, SpecError
 from relu2ir.library import ops
 from relu2ir.overrides import use
 from relu2ir.providers import compiled
@@ -44,6 +44,7 @@ __all__ = [
     "OpError",
     "PlatformError",
     "ProviderError",
+    "SaveError",
     "SpecError",
     "build",
     "explain",
@@ -126,6 +127,8 @@ _load_packaged()
 for _path in filter(None, os.environ.get(OPS_VARIABLE, "").split(os.pathsep)):
     load(_path)
 overrides.checks.append(library.check_request)
+overrides.save_checks += [library.check_op, saving.check]
+compilecache.install()
 eager.on_forget.append(compiled.forget)
 refresh()
 

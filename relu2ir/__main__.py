@@ -136,6 +136,8 @@ def _shown(args: argparse.Namespace) -> str:
     lines += [f"  schema     {spec.schema}", f"  formula    {spec.formula}"]
     if spec.forward is None:
         lines += [f"  gradient   {', '.join(map(str, spec.backward.exprs))}"]
+        if spec.backward_from_output is not None:
+            lines += [f"  ... from y {', '.join(map(str, spec.backward_from_output.exprs))}"]
         lines += [f"  pattern    {spec.expr}"]
     lines += [f"  rounding   {'exact' if spec.exact else 'rounds_once'}", f"  hash       {spec.hash}"]
     lines += ["", "native reference", registry.PROVIDERS["native"].source(spec).rstrip()]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 import relu2ir
-from relu2ir import registry, specfile, testing
+from relu2ir import operands, registry, specfile, testing
 from relu2ir.ir.emit import expanded
 from relu2ir.oracle import evaluate, scalars, ulp
 from relu2ir.platforms import PLATFORMS
@@ -70,7 +70,7 @@ def largest_error(cell: Cell) -> float:
     """The largest distance of the cell's forward results from the exact ones, in ulp of their type, on normal input."""
     device = testing.device_of(cell.platform)
     assert device is not None
-    inputs = testing.inputs(cell.spec, cell.dtype, device, cell.many)
+    inputs = operands.inputs(cell.spec, cell.dtype, device, cell.many)
     tensors = next(tensors for name, tensors in inputs if name.startswith("many blocks"))
     (result,) = (value.detach().double().cpu() for value in cell.run(tensors))
     (expr,) = expanded(cell.spec.exprs)

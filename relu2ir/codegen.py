@@ -38,7 +38,12 @@ def generate(specs: Sequence[OpSpec], gpu: bool) -> dict[str, str]:
 
 
 def _with_gradients(specs: Iterable[OpSpec]) -> list[OpSpec]:
-    return [op for spec in specs for op in spec.with_backward]
+    return [op for spec in specs for op in spec.with_gradients]
+
+
+def _in_place(specs: Iterable[OpSpec]) -> list[OpSpec]:
+    """The ops that write their input: rows of their own, of the same kernels."""
+    return [spec.in_place for spec in specs if spec.forward is None and spec.in_place is not None]
 
 
 def _header(includes: Iterable[str], namespace: str, blocks: Iterable[str]) -> str:
@@ -70,6 +75,7 @@ def _instances(ops: Sequence[OpSpec], where: str) -> str:
 
 
 def _bindings(specs: Sequence[OpSpec], every: Sequence[OpSpec]) -> str:
+    every = [*every, *_in_place(specs)]
     declared = "".join(f"extern const Op {op.name};\n" for op in every)
     rows = ",\n".join(f"    &{op.name}" for op in every)
     hashes = ",\n".join(f'    {{"{spec.qualname}", "{spec.hash}"}}' for spec in specs)
@@ -84,7 +90,7 @@ def _bindings(specs: Sequence[OpSpec], every: Sequence[OpSpec]) -> str:
 def _rows(ops: Sequence[OpSpec]) -> str:
     """How torch knows each op: beside its loops, as one file of 28 ops took 20 s."""
     tensors = "\n".join(map(_signature, ops))
-    rows = "\n".join(f"const Op {op.name} = {_row(op)};\n" for op in ops)
+    rows = "\n".join(f"const Op {op.name} = {_row(op)};\n" for op in [*ops, *_in_place(ops)])
     return (
         f"\nnamespace relu2ir::tensors {{\n\n{tensors}\n}}  // namespace relu2ir::tensors\n"
         f"\nnamespace relu2ir::table {{\n\n{rows}\n}}  // namespace relu2ir::table\n"
@@ -93,11 +99,7 @@ def _rows(ops: Sequence[OpSpec]) -> str:
 
 def _signature(spec: OpSpec) -> str:
     inputs = ", ".join(_layout(input.layout) for input in spec.inputs)
-    # A gradient is laid out like the input of its name; a forward result, and the gradient of an input that broadcasts,
-    # like (the first part of) the first input.
-    names = [None if input.layout.broadcast else input.name for input in spec.inputs]
-    likes = [names.index(output.name) if output.name in names else 0 for output in spec.outputs]
-    outputs = ", ".join(f"{{{_layout(output.layout)}, {like}}}" for output, like in zip(spec.outputs, likes))
+    outputs = ", ".join(f"{{{_layout(output.layout)}, {output.like}}}" for output in spec.outputs)
     return (
         f"struct {spec.name} {{\n"
         f"  static constexpr Layout inputs[] = {{{inputs}}};\n"
@@ -110,13 +112,12 @@ def _layout(layout: Layout) -> str:
 
 
 def _row(spec: OpSpec) -> str:
-    name = f"{spec.name}.kernel"
-    arguments = ", ".join([*(f"Tensor {input.name}" for input in spec.inputs), *(f"float {p}" for p in spec.params)])
-    types = f"functors::{spec.name}, tensors::{spec.name}"
+    made = spec.forward.name if spec.writes_input and spec.forward is not None else spec.name
+    types = f"functors::{made}, tensors::{made}"
     kernels = (
-        f"relu2ir::call_cpu<{types}, entry::{spec.name}_cpu>",
-        f"RELU2IR_GPU_KERNEL((relu2ir::call_gpu<{types}, entry::{spec.name}_gpu>))",
-        f"relu2ir::call_meta<tensors::{spec.name}>",
+        f"relu2ir::call_cpu<{types}, entry::{made}_cpu>",
+        f"RELU2IR_GPU_KERNEL((relu2ir::call_gpu<{types}, entry::{made}_gpu>))",
+        f"relu2ir::call_meta<tensors::{made}>",
     )
-    counts = f"{len(spec.inputs)}, {len(spec.params)}, {len(spec.outputs)}"
-    return f'{{"{name}", "{name}({arguments}) -> {spec.returns}", {counts}, {", ".join(kernels)}}}'
+    counts = f"{len(spec.inputs)}, {len(spec.params)}, {0 if spec.writes_input else len(spec.outputs)}"
+    return f'{{"{spec.name}.kernel", "{spec.kernel_schema}", {counts}, {", ".join(kernels)}}}'

@@ -7,17 +7,20 @@ the guards, one look-up and the kernel.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 
-from relu2ir.errors import ProviderError
-from relu2ir.guards import not_plain
+from relu2ir.errors import ProviderError, SaveError
+from relu2ir.guards import NotPlain, not_plain
+from relu2ir.inplace import check_writable, writing
 from relu2ir.layout import kernel_shape_problem, logical_shape
 from relu2ir.overrides import active
 from relu2ir.providers.compiled import MAX_DIMS
 from relu2ir.registry import Imagined, Provider, choose, explain, provider, refusal, requested
+from relu2ir.saving import requested as asked_to_save
+from relu2ir.saving import saved
 from relu2ir.spec import OpSpec
 
 Kernel = Callable[..., Any]
@@ -51,47 +54,82 @@ def forget() -> None:
         also()
 
 
-def run(spec: OpSpec, tensors: Sequence[torch.Tensor], params: Sequence[float], providers: str | None = None) -> Any:
+def run(
+    spec: OpSpec,
+    tensors: Sequence[torch.Tensor],
+    params: Sequence[float],
+    providers: str | None = None,
+    save: str | None = None,
+) -> Any:
     """Run ``spec``, by the rule of the registry where a kernel may run and in plain PyTorch elsewhere.
 
     An explicit request (per call, ``use()``, environment) is strict: also where only plain PyTorch may run, unless its
-    list has ``native``. While a graph is traced it emits the op of the provider instead.
+    list has ``native``. While a graph is traced it emits the op of the provider instead. ``save`` is what to keep for
+    the backward, as in `saved`.
     """
     why = not_plain(tensors)
     if why is None:
-        choice = _choice(spec, tensors, providers)
-        needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        return (choice.recorded if needs_gradient else choice.kernel)(*tensors, *params)
-    names, _ = requested(spec, providers)
+        if spec.writes_input:
+            check_writable(tensors[0])
+        choice = _choice(spec, tensors, providers, save)
+        return (choice.recorded if _records(tensors) else choice.kernel)(*tensors, *params)
+    chosen, (names, _) = provider("native", ""), requested(spec, providers)
     if names is not None:
         if why.traced:
-            return run_traced(spec, choose(spec, *tensors, providers=providers), tensors, params)
-        if "native" not in names:
+            chosen = choose(spec, *tensors, providers=providers)
+        elif "native" not in names:
             explanation = explain(spec, *tensors, providers=providers)
             raise ProviderError(refusal(explanation, f"only native can run: {why.reason}"))
-    return provider("native", "").lower(spec)(*tensors, *params)
+    return _run_elsewhere(spec, chosen, why, tensors, params, save)
 
 
 def run_with(
-    spec: OpSpec, name: str, strict: bool, tensors: Sequence[torch.Tensor], params: Sequence[float]
-) -> torch.Tensor:
+    spec: OpSpec,
+    name: str,
+    strict: bool,
+    tensors: Sequence[torch.Tensor],
+    params: Sequence[float],
+    save: str | None = None,
+) -> Any:
     """Run ``spec`` with one provider: the body of the op that a lowered graph holds.
 
     Where it cannot run, ``strict`` raises ProviderError; otherwise PyTorch does.
     """
     why = not_plain(tensors)
     if why is not None and why.traced:
-        return run_traced(spec, provider(name, ""), tensors, params)
-    return run(spec, tensors, params, providers=name if strict else f"{name},native")
+        return _run_elsewhere(spec, provider(name, ""), why, tensors, params, save)
+    return run(spec, tensors, params, name if strict else f"{name},native", save)
 
 
-def run_traced(spec: OpSpec, chosen: Provider, tensors: Sequence[torch.Tensor], params: Sequence[float]) -> Any:
-    """Leave the provider's opaque op in the graph being traced, differentiable where a gradient can flow."""
-    if chosen.plain:
-        return chosen.lower(spec)(*tensors, *params)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return _function(spec, opaque(spec, chosen), opaque(spec.backward, chosen))(*tensors, *params)
-    return opaque(spec, chosen)(*tensors, *params)
+def _run_elsewhere(
+    spec: OpSpec,
+    chosen: Provider,
+    why: NotPlain,
+    tensors: Sequence[torch.Tensor],
+    params: Sequence[float],
+    save: str | None,
+) -> Any:
+    """Run where kernels may not: in plain PyTorch, or in a trace by the provider's opaque op, differentiably."""
+    if spec.writes_input and spec.forward is not None:
+        # Of a copy: what autograd keeps of the input must not be what is written. A compiler drops it.
+        result = _run_elsewhere(spec.forward, chosen, why, [tensors[0].clone()], params, save)
+        return tensors[0].copy_(result)
+    if not _records(tensors):
+        return _callable(spec, chosen)(*tensors, *params)
+    # A preference for the result is for eager memory: a compiler decides by itself what to keep.
+    keeps_inputs = f"{why.reason}, which only plain PyTorch can serve" if why.transforms else None
+    asked, _ = asked_to_save(spec, save)
+    what = saved(spec, tensors[0].dtype, save, keeps_inputs) if asked else "input"
+    return _recorded(spec, partial(_callable, chosen=chosen), chosen.plain, what)(*tensors, *params)
+
+
+def _records(tensors: Sequence[torch.Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _callable(spec: OpSpec, chosen: Provider) -> Kernel:
+    """What a graph calls of a provider."""
+    return chosen.lower(spec) if chosen.plain else opaque(spec, chosen)
 
 
 def opaque(spec: OpSpec, chosen: Provider) -> Kernel:
@@ -100,19 +138,19 @@ def opaque(spec: OpSpec, chosen: Provider) -> Kernel:
     return getattr(getattr(torch.ops, f"{spec.namespace}_{chosen.name}"), spec.name).kernel
 
 
-def _choice(spec: OpSpec, tensors: Sequence[torch.Tensor], providers: str | None) -> Choice:
+def _choice(spec: OpSpec, tensors: Sequence[torch.Tensor], providers: str | None, save: str | None) -> Choice:
     first = tensors[0]
     # Operands that differ from the first are rare: they are decided anew, and mostly fall to native, which promotes.
     # So are ranks that a kernel may refuse: a choice is kept by dtype and device alone.
     if not _alike(spec, tensors) or first.dim() > MAX_DIMS:
-        return _chosen(spec, choose(spec, *tensors, providers=providers), tensors)
+        return _chosen(spec, choose(spec, *tensors, providers=providers), tensors, save)
     # A lowered graph asks at each call: decided anew that took 300 us.
-    asked = active() if providers is None else (active(), providers)
+    asked = active() if providers is None and save is None else (active(), providers, save)
     key, choices = (asked, first.dtype, first.device), table(spec)
     if key not in choices:
         if len(choices) >= MOST_CHOICES:  # a use() with ever new words
             forget()
-        choices[key] = _chosen(spec, choose(spec, *tensors, providers=providers), tensors)
+        choices[key] = _chosen(spec, choose(spec, *tensors, providers=providers), tensors, save)
     return choices[key]
 
 
@@ -124,32 +162,69 @@ def _alike(spec: OpSpec, tensors: Sequence[torch.Tensor]) -> bool:
     return len(tensors) == 1 or kernel_shape_problem(spec, [tensor.shape for tensor in tensors]) is None
 
 
-def _chosen(spec: OpSpec, chosen: Provider, tensors: Sequence[torch.Tensor]) -> Choice:
+def _chosen(spec: OpSpec, chosen: Provider, tensors: Sequence[torch.Tensor], save: str | None) -> Choice:
     kernel = chosen.lower(spec)
-    if chosen.plain:
-        return Choice(kernel, kernel)
+    if spec.writes_input and not chosen.plain:
+        kernel = writing(kernel)
+    try:
+        what = saved(spec, tensors[0].dtype, save)
+    except SaveError as error:  # of a call that records only
+        return Choice(kernel, _raising(error))
     # The backward runs what the forward chose, later and on another thread; only a refusal of its own sends it on.
     shape = logical_shape(spec.inputs[0].layout, tensors[0].shape) or ()
     grad = Imagined(shape, tensors[0].dtype, tensors[0].device)
-    refused = chosen.refuses(spec.backward, [grad, *tensors]) is not None
-    backward = provider("native", "") if refused else chosen
-    return Choice(kernel, _function(spec, kernel, backward.lower(spec.backward)))
+    refused = chosen.refuses(spec.backward, [grad, *tensors]) is not None if what == "input" else False
+
+    def lowered(op: OpSpec) -> Kernel:
+        return kernel if op is spec else (provider("native", "") if refused else chosen).lower(op)
+
+    return Choice(kernel, _recorded(spec, lowered, chosen.plain, what))
+
+
+def _raising(error: SaveError) -> Kernel:
+    def refuse(*args: Any) -> Any:
+        raise SaveError(*error.args)
+
+    return refuse
+
+
+def _recorded(spec: OpSpec, lowered: Callable[[OpSpec], Kernel], plain: bool, what: str) -> Kernel:
+    """``spec`` with its gradient, each op by ``lowered``, keeping ``what`` for it. Plain PyTorch records by itself."""
+    if what == "input" and plain:
+        return lowered(spec)
+    return _function(spec, what, lowered(spec), lowered(_gradient(spec, what)))
+
+
+def _gradient(spec: OpSpec, what: str) -> OpSpec:
+    """The gradient op that reads what is kept."""
+    declared = spec.forward or spec
+    found = declared.backward if what == "input" else declared.backward_from_output
+    assert found is not None, "what is kept was asked of the spec"
+    return found
 
 
 @cache
-def _function(spec: OpSpec, forward: Kernel, backward: Kernel) -> Kernel:
-    """``forward`` with its gradient: saves the inputs; ``backward`` runs unless it must itself be differentiable."""
-    count, plain = len(spec.inputs), provider("native", "").lower(spec.backward)
-    indices, broadcasts = spec.gradient_outputs, [input.layout.broadcast for input in spec.inputs]
+def _function(spec: OpSpec, what: str, forward: Kernel, backward: Kernel) -> Kernel:
+    """``forward`` with its gradient: keeps ``what`` for ``backward``, unless that must itself be differentiable."""
+    gradient, saves_inputs = _gradient(spec, what), what == "input"
+    count, plain = len(spec.inputs), provider("native", "").lower(gradient.differentiable)
+    indices, broadcasts = gradient.gradient_outputs, [input.layout.broadcast for input in spec.inputs]
 
     # Without setup_context: 2.9 to 7 us a call against 19 to 26.
     class Recorded(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
-            ctx.save_for_backward(*args[:count])
             if spec.params:
                 ctx.params = args[count:]
-            return forward(*args)
+            if saves_inputs:
+                ctx.save_for_backward(*args[:count])
+                return forward(*args)
+            ctx.shapes = [tensor.shape for tensor in args[:count]]
+            result = forward(*args)
+            if spec.writes_input:
+                ctx.mark_dirty(result)
+            ctx.save_for_backward(result)
+            return result
 
         @staticmethod
         def backward(ctx: Any, grad: torch.Tensor) -> Any:
@@ -160,9 +235,10 @@ def _function(spec: OpSpec, forward: Kernel, backward: Kernel) -> Kernel:
             grads = (backward if fused else plain)(grad, *tensors, *params)
             grads = grads if isinstance(grads, tuple | list) else (grads,)
             # A broadcast input's gradient is summed to its shape, in float32 for half types, as torch.sum does.
+            shapes = [tensor.shape for tensor in tensors] if saves_inputs else ctx.shapes
             of_inputs = [
-                None if not needed else grads[index].sum_to_size(tensor.shape) if broadcast else grads[index]
-                for index, tensor, broadcast, needed in zip(indices, tensors, broadcasts, ctx.needs_input_grad)
+                None if not needed else grads[index].sum_to_size(shape) if broadcast else grads[index]
+                for index, shape, broadcast, needed in zip(indices, shapes, broadcasts, ctx.needs_input_grad)
             ]
             return (*of_inputs, *(None for _ in params))
 

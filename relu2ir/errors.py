@@ -22,6 +22,10 @@ class ProviderError(Error):
     """A provider that was asked for by name cannot run the call, or does not exist."""
 
 
+class SaveError(Error):
+    """What a backward was asked by name to keep cannot serve it."""
+
+
 class OpError(Error):
     """An op that is not declared was asked for."""
 

@@ -34,7 +34,7 @@ def front(spec: OpSpec, python: Callable[..., Any], traced: Callable[..., Any]) 
     if inference is None:
         return python
     params = [f"{name}={value!r}" for name, value in spec.params.items()]
-    signature = ", ".join([*(input.name for input in spec.inputs), "*", *params, "provider=None"])
+    signature = ", ".join([*(input.name for input in spec.inputs), "*", *params, "provider=None", "save=None"])
     builtin = compiled.front(
         spec.name,
         f"{spec.name}({signature})\n--\n\n{python.__doc__}",

@@ -22,14 +22,17 @@ _TRACED_TYPES = frozenset({"FakeTensor", "FunctionalTensor"})
 
 @dataclass(frozen=True)
 class NotPlain:
-    """Why only plain PyTorch may run. ``traced``: a graph is being recorded, and may record another op instead."""
+    """Why only plain PyTorch may run. ``traced``: a graph is being recorded, and may record another op instead.
+    ``transforms``: what differentiates is no plain autograd, which alone can run an autograd.Function of ours.
+    """
 
     reason: str
     traced: bool = False
+    transforms: bool = False
 
 
-FUNCTORCH = NotPlain("a torch.func transform is active")
-FORWARD_AD = NotPlain("forward-mode AD is active")
+FUNCTORCH = NotPlain("a torch.func transform is active", transforms=True)
+FORWARD_AD = NotPlain("forward-mode AD is active", transforms=True)
 FUNCTION_MODE = NotPlain("a TorchFunctionMode is active")
 DISPATCH_MODE = NotPlain("a TorchDispatchMode is active")
 TRACED = NotPlain("the call is being traced", traced=True)

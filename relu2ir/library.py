@@ -1,4 +1,4 @@
-"""The ops in torch: schema, composite body, vmap rule, the op of each provider, and what compile caches must know.
+"""The ops in torch: schema, composite body, vmap rule, the op of each provider, their functions in `ops`.
 
 The public op ``relu2ir::relu_squared`` is CompositeImplicitAutograd: it stays one node in Dynamo and torch.export
 graphs, and opens into plain PyTorch under AOTAutograd, so Inductor fuses it with its neighbours and every transform
@@ -12,20 +12,19 @@ import copyreg
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 import torch
-import torch.compiler.config
 
-from relu2ir import overrides
+from relu2ir import overrides, saving
 from relu2ir.eager import forget, run, run_with
 from relu2ir.errors import OpError, Problem, ProviderError, SpecError, listed, suggestion
 from relu2ir.front import front
 from relu2ir.guards import EXACT
 from relu2ir.layout import shape_problem, whole_shape
-from relu2ir.overrides import EVERY_OP, active
+from relu2ir.overrides import EVERY_OP
 from relu2ir.registry import PROVIDERS, Imagined, explain, provider, refusal, requested
 from relu2ir.spec import Layout, OpSpec
 from relu2ir.specfile import DEFAULT_NAMESPACE, SpecFile
@@ -37,10 +36,11 @@ These are modules, so that the functions can be imported, and pickled by name.
 """
 sys.modules[ops.__name__] = ops
 
+# The overload of an op that keeps its result for the backward.
+SAVING_OUTPUT = "saving_output"
+
 _specs: dict[str, OpSpec] = {}
 _module_of: dict[Any, str] = {}
-# Where in torch.compiler.config.cache_key_tag our part begins.
-_TAG = ";relu2ir;"
 
 
 def specs() -> list[OpSpec]:
@@ -70,11 +70,16 @@ def check_request(op: str, providers: Iterable[str], asked: str) -> None:
 
     A misspelt op would otherwise be no request at all.
     """
+    check_op(op, providers, asked)
+    for name in providers:
+        provider(name, asked)
+
+
+def check_op(op: str, _: Iterable[str], asked: str) -> None:
+    """OpError if a request is for an op that does not exist."""
     names = [name for spec in specs() for name in (spec.name, spec.qualname)]
     if op != EVERY_OP and op not in names:
         raise OpError(f"unknown op '{op}' in {asked}{suggestion(op, names)}")
-    for name in providers:
-        provider(name, asked)
 
 
 def function(name: str) -> Callable[..., Any]:
@@ -99,7 +104,7 @@ def register(file: SpecFile) -> list[OpSpec]:
         known = _specs.get(spec.qualname)
         if known is None:
             new.append(spec)
-        elif known.hash != spec.hash:
+        elif (known.hash, known.save) != (spec.hash, spec.save):
             message = (
                 f"op '{spec.qualname}' is already declared in {known.file} as {known.formula}; "
                 "choose another name or 'namespace'"
@@ -112,29 +117,46 @@ def register(file: SpecFile) -> list[OpSpec]:
 
 
 def _register(spec: OpSpec) -> None:
-    library = _library(spec.namespace)
-
-    def body(*args: Any, **kwargs: Any) -> Any:
-        return run(spec, *bind(spec, args, kwargs))
-
-    def native(*args: Any, **kwargs: Any) -> Any:
-        tensors, params = bind(spec, args, kwargs)
-        return provider("native", "").lower(spec)(*tensors, *params)
-
-    library.define(spec.schema, tags=(torch.Tag.pt2_compliant_tag,))
-    library.impl(spec.name, body, "CompositeImplicitAutograd")
-    # Without a rule of its own vmap loops over the batch, and only a C++ warning tells.
-    library.impl(spec.name, native, "FuncTorchBatchedDecomposition")
-    for each in PROVIDERS.values():  # now: a saved program that holds one is loaded by a process that asks for none
-        if not each.plain:
-            _define_inner(spec, each.name)
     _specs[spec.qualname] = spec
+    for op in filter(None, (spec, spec.in_place)):
+        _define(op, spec.namespace, "", run)
+        for each in PROVIDERS.values():  # now: a saved program that holds one is loaded by a process that asks for none
+            if not each.plain:
+                _define_inner(op, each.name)
     traced = _traced_front(spec)
     function = front(spec, _python_front(spec, traced), traced)
     setattr(_module(spec.namespace), spec.name, function)
+    if spec.in_place is not None:
+        in_place = _python_front(spec.in_place, _traced_front(spec.in_place))
+        setattr(_module(spec.namespace), spec.in_place.name, in_place)
     if isinstance(function, BuiltinFunctionType):  # pickled as an attribute of its state, a capsule
         _module_of[function.__self__] = _module(spec.namespace).__name__
         copyreg.pickle(type(function.__self__), _reduce_state)
+
+
+def _define(spec: OpSpec, namespace: str, overload: str, run: Callable[..., Any]) -> None:
+    """The op ``namespace::name.overload``, whose composite body is ``run``; and its twin that saves the result."""
+
+    def define(overload: str, **how: Any) -> None:
+        def body(*args: Any, **kwargs: Any) -> Any:
+            return run(spec, *bind(spec, args, kwargs), **how)
+
+        def native(*args: Any, **kwargs: Any) -> Any:
+            tensors, params = bind(spec, args, kwargs)
+            if spec.writes_input and spec.forward is not None:
+                return tensors[0].copy_(provider("native", "").lower(spec.forward)(tensors[0].clone(), *params))
+            return provider("native", "").lower(spec)(*tensors, *params)
+
+        name = f"{spec.name}.{overload}" if overload else spec.name
+        library = _library(namespace)
+        library.define(f"{name}{spec.schema.removeprefix(spec.name)}", tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl(name, body, "CompositeImplicitAutograd")
+        # Without a rule of its own vmap loops over the batch, and only a C++ warning tells.
+        library.impl(name, native, "FuncTorchBatchedDecomposition")
+
+    define(overload)
+    if spec.grad_from_output and not spec.writes_input:
+        define(f"{overload}_{SAVING_OUTPUT}" if overload else SAVING_OUTPUT, save="output")
 
 
 def _reduce_state(state: Any) -> tuple[Any, ...]:
@@ -182,35 +204,37 @@ def check_contract(spec: OpSpec, tensors: Sequence[torch.Tensor]) -> None:
 def _python_front(spec: OpSpec, traced: Callable[..., Any]) -> Callable[..., Any]:
     """The function of ``spec`` in `ops`, in Python: the whole rule."""
 
-    def call(*args: Any, provider: str | None = None, **kwargs: Any) -> Any:
+    def call(*args: Any, provider: str | None = None, save: str | None = None, **kwargs: Any) -> Any:
         # A proxy of symbolic_trace, a tensor subclass: its own __torch_function__ sees the op.
         sees = any(type(arg) not in EXACT and hasattr(arg, "__torch_function__") for arg in args)
         if sees or torch.compiler.is_compiling():
-            return traced(*args, provider=provider, **kwargs)
+            return traced(*args, provider=provider, save=save, **kwargs)
         tensors, params = bind(spec, args, kwargs)
-        return run(spec, tensors, params, provider)
+        return run(spec, tensors, params, provider, save)
 
     call.__name__ = call.__qualname__ = spec.name
     call.__module__ = _module(spec.namespace).__name__
-    call.__doc__ = f"{spec.doc}\n\n{spec.formula}, elementwise over ({spec.arguments})."
+    where = ", into its input" if spec.writes_input else ""
+    call.__doc__ = f"{spec.doc}\n\n{spec.formula}, elementwise over ({spec.arguments}){where}."
     return call
 
 
 def _traced_front(spec: OpSpec) -> Callable[..., Any]:
     """What Dynamo traces for the function of ``spec``. It closes over text only, which Dynamo can hold."""
-    namespace, name, qualname = spec.namespace, spec.name, spec.qualname
+    namespace, name, qualname = spec.namespace, spec.name, (spec.forward or spec).qualname
     names = tuple(input.name for input in spec.inputs)
 
-    def traced(*args: Any, provider: str | None = None, **kwargs: Any) -> Any:
+    def traced(*args: Any, provider: str | None = None, save: str | None = None, **kwargs: Any) -> Any:
         # One node in the graph, and a guard on the overrides: compiled code does not outlive them.
-        where = namespace
-        if provider is not None or overrides.active_key != "":
+        where, overload = namespace, "default"
+        if provider is not None or save is not None or overrides.active_key != "":
             operands = [*args, *(kwargs[name] for name in names if name in kwargs)]
             tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
             kinds = tuple((tensor.dtype, tensor.device, tensor.dim()) for tensor in tensors)
             exact = all(type(tensor) in EXACT for tensor in tensors)
             where = _asked_namespace(qualname, provider, kinds, exact)
-        return getattr(getattr(torch.ops, where), name).default(*args, **kwargs)
+            overload = _asked_overload(qualname, save, kinds)
+        return getattr(getattr(getattr(torch.ops, where), name), overload)(*args, **kwargs)
 
     return traced
 
@@ -257,53 +281,31 @@ def _asked_namespace(qualname: str, providers: str | None, kinds: tuple[Any, ...
     )
 
 
+def _asked_overload(qualname: str, save: str | None, kinds: tuple[Any, ...]) -> str:
+    """Which overload a graph gets: the one that keeps its result where that was asked for."""
+    spec = find(qualname)
+    names, _ = saving.requested(spec, save)
+    if names is None or spec.writes_input:
+        return "default"
+    dtype = kinds[0][0] if kinds else torch.get_default_dtype()
+    return SAVING_OUTPUT if saving.saved(spec, dtype, save) == "output" else "default"
+
+
 # torch.compiler.assume_constant_result, without its import of Dynamo and sympy (1.7 s).
 _asked_namespace._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_asked_overload._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache
-def _define_inner(spec: OpSpec, provider_name: str) -> None:
-    library = _library(f"{spec.namespace}_{provider_name}")
+def _define_inner(spec: OpSpec, name: str) -> None:
+    for overload, strict in (("", True), ("or_native", False)):
+        _define(spec, f"{spec.namespace}_{name}", overload, partial(_run_with, name, strict))
 
-    def define(name: str, strict: bool) -> None:
-        def body(*args: Any, **kwargs: Any) -> Any:
-            return run_with(spec, provider_name, strict, *bind(spec, args, kwargs))
 
-        library.define(f"{name}{spec.schema.removeprefix(spec.name)}", tags=(torch.Tag.pt2_compliant_tag,))
-        library.impl(name, body, "CompositeImplicitAutograd")
-        library.impl(name, body, "FuncTorchBatchedDecomposition")
-
-    define(spec.name, strict=True)
-    define(f"{spec.name}.or_native", strict=False)
+def _run_with(name: str, strict: bool, spec: OpSpec, tensors: Any, params: Any, save: str | None = None) -> Any:
+    return run_with(spec, name, strict, tensors, params, save)
 
 
 @cache
 def _library(namespace: str) -> torch.library.Library:
     return torch.library.Library(namespace, "FRAGMENT")
-
-
-def _tag() -> str:
-    """What every op means and what is chosen here and now."""
-    return ";".join([_TAG, *(f"{spec.qualname}={spec.hash}" for spec in specs()), active().key])
-
-
-class _TaggedConfig(type(torch.compiler.config)):  # type: ignore[misc]
-    """torch.compiler.config, whose ``cache_key_tag`` also says what the ops mean; what a user puts there is kept.
-
-    torch's compile caches know an op by its name: without the tag ``torch.compile`` in a new process runs the formula
-    of before an edit (measured on torch 2.13 and 2.14). The tag is added when it is read, because a value that is set
-    holds in the thread that set it only.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        value = super().__getattr__(name)
-        return f"{value}{_tag()}" if name == "cache_key_tag" else value
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name == "cache_key_tag":  # may have been read here before, as config.patch does
-            value = str(value).partition(_TAG)[0]
-        super().__setattr__(name, value)
-
-
-# A module may be given a class (torch does the same); its own __setattr__ takes its settings only.
-ModuleType.__setattr__(torch.compiler.config, "__class__", _TaggedConfig)

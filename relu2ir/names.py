@@ -18,7 +18,7 @@ _FORM = "[a-z]([a-z0-9_]*[a-z0-9])?"
 _WORDS = re.findall(
     r"\w+",
     """
-    grad self in out params torch tl std provider name higher_order loaded_libraries alignas alignof and_eq
+    grad self in out params torch tl std provider save name higher_order loaded_libraries alignas alignof and_eq
     asm auto bitand bitor bool case catch char char8_t char16_t char32_t co_await co_return co_yield compl
     concept const const_cast consteval constexpr constinit decltype default delete do double dynamic_cast enum
     explicit export extern false float friend goto inline int long mutable namespace new noexcept not_eq
@@ -43,7 +43,7 @@ KINDS = {
 
 def pattern(kind: str) -> str:
     """The regular expression of what may name ``kind``, one of `KINDS`; also valid in JSON Schema."""
-    backward = "(?!.*_backward$)" if kind == "an op" else ""
+    backward = "(?!.*_backward(_from_output)?$)" if kind == "an op" else ""
     return f"^(?!({'|'.join(KINDS[kind])})$){backward}{_FORM}$"
 
 
@@ -52,8 +52,8 @@ def problem(name: str, kind: str) -> str | None:
     if re.fullmatch(pattern(kind).strip("^$"), name, re.ASCII):
         return None
     why = RULE
-    if kind == "an op" and name.endswith("_backward"):
-        why = "derived gradient ops end in '_backward'"
+    if kind == "an op" and name.endswith(("_backward", "_backward_from_output")):
+        why = "derived gradient ops end in '_backward' or '_backward_from_output'"
     elif kind == "a namespace" and name in TORCH_NAMESPACES:
         why = "it is torch's own; choose another"
     elif re.fullmatch("|".join(KINDS[kind]), name):

@@ -167,11 +167,11 @@ def mismatches(
             allowed = [slack + lost for slack, lost in zip(allowed, _lost_by_torch(spec, args))]
     names, bounds = [output.name for output in spec.outputs], list(zip(own, wide, allowed))
     if spec.forward is not None:
-        names, outputs = [input.name for input in spec.inputs[1:]], bounds
-        bounds = [outputs[i] for i in spec.forward.gradient_outputs]
-        for i, (input, arg) in enumerate(zip(spec.inputs[1:], args[1:])):
+        names, outputs = [input.name for input in spec.forward.inputs], bounds
+        bounds = [outputs[i] for i in spec.gradient_outputs]
+        for i, (input, result) in enumerate(zip(spec.forward.inputs, results)):
             if input.layout.broadcast:
-                bounds[i] = _summed(*bounds[i], arg.shape, compute)
+                bounds[i] = _summed(*bounds[i], result.shape, compute)
     problems = []
     for name, (low, high, slack), result in zip(names, bounds, results, strict=True):
         problem = _mismatch(result.detach().cpu(), low, high, slack)

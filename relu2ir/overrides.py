@@ -8,14 +8,14 @@ override costs a call nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from relu2ir.errors import ProviderError
+from relu2ir.errors import Error, ProviderError, SaveError
 from relu2ir.platforms import check_platform
 
 PROVIDERS_VARIABLE = "RELU2IR_PROVIDERS"
@@ -25,22 +25,26 @@ EVERY_OP = "*"
 
 @dataclass(frozen=True, eq=False)
 class Overrides:
-    """``providers`` maps an op's name, or ``*``, to the list asked for; each with the words that asked for it."""
+    """``providers`` and ``saves`` map an op's name, or ``*``, to the list asked for; each with the words that asked."""
 
     providers: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     providers_source: str = ""
     platform: str | None = None
     platform_source: str = ""
+    saves: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    saves_source: str = ""
 
     @property
     def key(self) -> str:
         """Text that is equal for equal overrides, empty for none: compiled code is guarded on it."""
         asked = [f"{op}={','.join(names)}" for op, names in sorted(self.providers.items())]
+        asked += [f"save {op}={','.join(names)}" for op, names in sorted(self.saves.items())]
         return ";".join([*asked, *([f"platform={self.platform}"] if self.platform else [])])
 
-    def for_op(self, *names: str) -> tuple[str, ...] | None:
-        """The list asked for the op that goes by any of ``names``, or for every op."""
-        return next((self.providers[name] for name in (*names, EVERY_OP) if name in self.providers), None)
+
+def for_op(requests: Mapping[str, tuple[str, ...]], *names: str) -> tuple[str, ...] | None:
+    """The list that ``requests`` hold for the op that goes by any of ``names``, or for every op."""
+    return next((requests[name] for name in (*names, EVERY_OP) if name in requests), None)
 
 
 _environment = Overrides()
@@ -51,6 +55,8 @@ context_get = _context.get
 # Called with the op (or ``*``), the providers and the words of each request, to raise if there are none of these names:
 # what exists is known further up.
 checks: list[Callable[[str, tuple[str, ...], str], None]] = []
+# The same of each request for what to save.
+save_checks: list[Callable[[str, tuple[str, ...], str], None]] = []
 
 
 def active() -> Overrides:
@@ -80,20 +86,28 @@ def read_environment() -> None:
 
 
 @contextmanager
-def use(providers: str | Mapping[str, str] | None = None, platform: str | None = None) -> Iterator[Overrides]:
+def use(
+    providers: str | Mapping[str, str] | None = None,
+    platform: str | None = None,
+    save: str | Mapping[str, str] | None = None,
+) -> Iterator[Overrides]:
     """Within the ``with``, in this thread or async task only, choose as asked.
 
     ``providers`` is a list by name in order (``"triton"``, ``"triton,native"``), or one per op
     (``"relu_squared=triton,native;silu_and_mul=cuda"``, also as a mapping). A request is strict: what was asked for
-    runs, or ProviderError says why not. ``platform`` chooses by another platform's row; it moves no tensor. What is
-    not given stays as it was. A name that does not exist is an OpError, ProviderError or PlatformError at once.
+    runs, or ProviderError says why not. ``platform`` chooses by another platform's row; it moves no tensor. ``save``
+    says, written like ``providers``, what a recorded call keeps for its backward: ``"input"``, ``"output"`` (strictly),
+    or ``"output,input"``. What is not given stays as it was. A name that does not exist is an OpError, ProviderError,
+    PlatformError or SaveError at once.
     """
-    if isinstance(providers, Mapping):
-        providers = ";".join(f"{op}={names}" for op, names in providers.items())
-    for what, value in (("providers", providers), ("platform", platform)):
+    providers, save = (
+        ";".join(f"{op}={names}" for op, names in asked.items()) if isinstance(asked, Mapping) else asked
+        for asked in (providers, save)
+    )
+    for what, value in (("providers", providers), ("platform", platform), ("save", save)):
         if value is not None:
             check_text(value, f"relu2ir.use({what}={value!r})")
-    now = _overridden(active(), providers, platform)
+    now = _overridden(active(), providers, platform, save)
     token = _context.set(now)
     try:
         yield now
@@ -102,7 +116,7 @@ def use(providers: str | Mapping[str, str] | None = None, platform: str | None =
 
 
 @lru_cache
-def _overridden(now: Overrides, providers: str | None, platform: str | None) -> Overrides:
+def _overridden(now: Overrides, providers: str | None, platform: str | None, save: str | None) -> Overrides:
     """``now`` with what ``use()`` was given. Kept, so that entering the same ``use()`` again decides nothing anew."""
     if providers is not None:
         asked = f"relu2ir.use(providers={providers!r})"
@@ -110,7 +124,23 @@ def _overridden(now: Overrides, providers: str | None, platform: str | None) -> 
     if platform is not None:
         asked = f"relu2ir.use(platform={platform!r})"
         now = replace(now, platform=check_platform(platform, asked), platform_source=asked)
+    if save is not None:
+        asked = f"relu2ir.use(save={save!r})"
+        now = replace(now, saves=parse_saves(save, asked), saves_source=asked)
     return now
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a request lists, for the messages."""
+
+    what: str
+    example: str
+    error: type[Error]
+
+
+_PROVIDERS = _Kind("providers", "'triton,native' or 'relu_squared=triton;silu_and_mul=cuda,native'", ProviderError)
+_SAVES = _Kind("what to save", "'output' or 'relu_squared=output,input;softplus=input'", SaveError)
 
 
 def parse_providers(text: str, asked: str) -> Mapping[str, tuple[str, ...]]:
@@ -118,15 +148,25 @@ def parse_providers(text: str, asked: str) -> Mapping[str, tuple[str, ...]]:
 
     A name that does not exist is an error of the `checks`.
     """
+    return _parsed(text, asked, _PROVIDERS, checks)
+
+
+def parse_saves(text: str, asked: str) -> Mapping[str, tuple[str, ...]]:
+    """``output,input`` or ``relu_squared=output`` as a mapping; SaveError if unreadable."""
+    return _parsed(text, asked, _SAVES, save_checks)
+
+
+def _parsed(
+    text: str, asked: str, kind: _Kind, checks: Iterable[Callable[[str, tuple[str, ...], str], None]]
+) -> Mapping[str, tuple[str, ...]]:
     check_text(text, asked)
     requests: dict[str, tuple[str, ...]] = {}
     for request in filter(None, (part.strip() for part in text.split(";"))):
         op, equals, listed = request.rpartition("=")
         op, names = op.strip() if equals else EVERY_OP, tuple(name.strip() for name in listed.split(","))
         if not op or not all(names) or op in requests:
-            raise ProviderError(
-                f"cannot read {asked}: '{request}' is not a list of providers such as 'triton,native' "
-                "or 'relu_squared=triton;silu_and_mul=cuda,native' (each op once)"
+            raise kind.error(
+                f"cannot read {asked}: '{request}' is not a list of {kind.what} such as {kind.example} (each op once)"
             )
         for check in checks:
             check(op, names, asked)

@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from relu2ir.errors import ProviderError, listed, suggestion
-from relu2ir.overrides import active, parse_providers
+from relu2ir.overrides import active, for_op, parse_providers
 from relu2ir.platforms import DEVICE_TYPE, check_platform, platform_of
 from relu2ir.spec import OpSpec
 
@@ -167,7 +167,7 @@ def requested(spec: OpSpec, providers: str | None = None) -> tuple[tuple[str, ..
         return names["*"], asked
     overrides, forward = active(), spec.forward or spec
     names_of_op = (spec.qualname, spec.name, forward.qualname, forward.name)
-    names_asked = overrides.for_op(*names_of_op)
+    names_asked = for_op(overrides.providers, *names_of_op)
     return names_asked, overrides.providers_source if names_asked else ""
 
 

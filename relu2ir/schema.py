@@ -84,6 +84,9 @@ def _op() -> dict[str, Any]:
             "description": f"One element of the result, of names, numbers, + - * / and calls: {_CALLS}.",
             "type": "string",
         },
+        "grad": _gradient("The gradient where it is nicer than the derived one, by grad and what the expr reads."),
+        "grad_from_output": _gradient("The gradient by y, the result, and grad: then y can be kept for it, not x."),
+        "save": {"description": "What a backward keeps unless asked otherwise.", "enum": list(specfile.SAVES)},
         "tolerance": {
             "description": "By type, how far from the exact result a result may be, relative to it.",
             "type": "object",
@@ -97,6 +100,17 @@ def _op() -> dict[str, Any]:
         "additionalProperties": False,
         "required": list(specfile.REQUIRED_KEYS),
     }
+
+
+def _gradient(description: str) -> dict[str, Any]:
+    text = {"type": ["string", "number"]}
+    by_name = {
+        "type": "object",
+        "propertyNames": {"pattern": names.pattern("a part")},
+        "minProperties": 1,
+        "additionalProperties": text,
+    }
+    return {"description": description, "anyOf": [text, by_name]}
 
 
 def _inputs() -> dict[str, Any]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -12,17 +11,16 @@ from types import MappingProxyType
 import yaml
 
 from relu2ir import names
-from relu2ir.errors import ExprError, Problem, SpecError, suggestion
+from relu2ir.errors import Problem, SpecError, listed, suggestion
 from relu2ir.ir.emit import used_names
-from relu2ir.ir.expr import Call, Expr, Name, fold
-from relu2ir.ir.parse import parse
-from relu2ir.ir.primitives import PRIMITIVES
+from relu2ir.ir.expr import Expr
 from relu2ir.platforms import PLATFORMS
-from relu2ir.spec import Input, Layout, OpSpec, Output
+from relu2ir.spec import GRAD, RESULT, Input, Layout, OpSpec, Output
+from relu2ir.specexpr import Reads, read_expr
 from relu2ir.yamltree import YamlTree
 
 FILE_KEYS = ("namespace", "platforms", "ops")
-OP_KEYS = ("doc", "source", "inputs", "params", "expr", "tolerance")
+OP_KEYS = ("doc", "source", "inputs", "params", "expr", "grad", "grad_from_output", "save", "tolerance")
 REQUIRED_KEYS = ("inputs", "expr")
 LAYOUTS = {
     "halves": "Two parts, the first and the second half of the last dimension.",
@@ -32,18 +30,13 @@ LAYOUTS = {
 }
 PACKED = tuple(layout.value for layout in Layout if layout.packed)
 BROADCAST = tuple(layout.value for layout in Layout if layout.broadcast)
+# The gradients that a file may declare, and what a backward may keep; the first is the default.
+GRADIENTS = ("grad", "grad_from_output")
+SAVES = ("input", "output")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 DEFAULT_NAMESPACE = "relu2ir"
-MAX_EXCERPT = 200
 MAX_SIZE = 200_000  # PyYAML reads about 100,000 characters a second
-# What Python numbers can do too.
-ARITHMETIC = ("neg", "add", "sub", "mul", "div")
-
-_BOUNDS = (
-    "minimum and maximum are of two tensors, clamp is between two numbers, clamp_min(x, low) and clamp_max(x, high) "
-    "take either"
-)
-# The names that an expression may read: where each is declared, as a node and as a path.
+# The names that an expr may read: where each is declared, as a node and as a path.
 _Scope = dict[str, tuple[yaml.Node, str]]
 
 
@@ -125,7 +118,22 @@ def _op(tree: YamlTree, namespace: str, name: str, key: yaml.Node, node: yaml.No
     params = _params(tree, found["params"], f"{where}.params", scope) if "params" in found else {}
     # The names in an expr are judged once its inputs can be read: one mistake, one problem.
     readable = "inputs" in found and len(tree.problems) == declared
-    expr = _expr(tree, found["expr"], name, f"{where}.expr", scope if readable else None) if "expr" in found else None
+    parts = [part for input in inputs for part in input.parts]
+    expr = None
+    if "expr" in found:
+        reads = Reads(tensors=parts, numbers=params) if readable else None
+        expr = read_expr(tree, found["expr"], f"expr of op '{name}'", f"{where}.expr", reads)
+        used = scope if expr is None or not readable else used_names([expr])
+        for unused, (declared_at, path) in scope.items():
+            if unused not in used:
+                message = f"'{unused}' is declared in op '{name}' but its expr never uses it"
+                tree.problem(declared_at, path, message, relation=True)
+    gradients = {
+        key: _gradient(tree, found[key], key, name, f"{where}.{key}", inputs, params if readable else None)
+        for key in GRADIENTS
+        if key in found
+    }
+    save = _save(tree, found, where) if "save" in found else SAVES[0]
     tolerance = _tolerance(tree, found["tolerance"], f"{where}.tolerance") if "tolerance" in found else {}
     doc, source = (tree.string(found[k], f"{where}.{k}", k) if k in found else "" for k in ("doc", "source"))
     if len(tree.problems) > before or expr is None:
@@ -139,6 +147,9 @@ def _op(tree: YamlTree, namespace: str, name: str, key: yaml.Node, node: yaml.No
         doc=doc,
         source=source,
         tolerance=MappingProxyType(tolerance),
+        grad=MappingProxyType(gradients.get("grad", {})),
+        grad_from_output=MappingProxyType(gradients.get("grad_from_output", {})),
+        save=save,
         file=tree.path,
     )
 
@@ -195,6 +206,62 @@ def _params(tree: YamlTree, node: yaml.Node, where: str, scope: _Scope) -> dict[
     return params
 
 
+def _gradient(
+    tree: YamlTree,
+    node: yaml.Node,
+    key: str,
+    op: str,
+    where: str,
+    inputs: Sequence[Input],
+    params: Mapping[str, float] | None,
+) -> dict[str, Expr]:
+    """A declared gradient by scalar name: text for an op of one, a mapping for an op of several.
+
+    ``params`` is None while the op's inputs or params cannot be read: then names are not judged.
+    """
+    parts = [part for input in inputs for part in input.parts]
+    if key == "grad_from_output":
+        packed = next((input.name for input in inputs if input.layout.packed), None)
+        if packed is not None:
+            message = f"'{packed}' holds two parts, whose gradients the result alone cannot tell; drop '{key}'"
+            tree.problem(node, where, message, relation=True)
+        parts_read: Sequence[str] = [RESULT]
+        if RESULT in (params or {}):
+            tree.problem(node, where, f"'{RESULT}' is the result in '{key}'; rename the param", relation=True)
+    else:
+        parts_read = parts
+    reads = None if params is None else Reads(tensors=[GRAD, *parts_read], numbers=params)
+    if isinstance(node, yaml.ScalarNode):
+        if len(parts) > 1:
+            message = f"'{key}' of op '{op}' must give each of {', '.join(parts)} its gradient, as a mapping"
+            tree.problem(node, where, message, relation=True)
+        found = {part: read_expr(tree, node, f"{key} of op '{op}'", where, reads) for part in parts[:1]}
+    else:
+        found = {}
+        for part, name_node, value in tree.entries(node, where, f"'{key}'"):
+            if params is not None and part not in parts:
+                message = f"op '{op}' has no '{part}'{suggestion(part, parts)}"
+                tree.problem(name_node, f"{where}.{part}", message, relation=True)
+            found[part] = read_expr(tree, value, f"{key} of op '{op}'", f"{where}.{part}", reads)
+        missing = [part for part in parts if part not in found]
+        if params is not None and missing and isinstance(node, yaml.MappingNode):
+            tree.problem(node, where, f"'{key}' of op '{op}' gives no gradient of {listed(missing)}", relation=True)
+    return {part: expr for part, expr in found.items() if expr is not None}
+
+
+def _save(tree: YamlTree, found: Mapping[str, yaml.Node], where: str) -> str:
+    before = len(tree.problems)
+    save = tree.string(found["save"], f"{where}.save", "save")
+    if len(tree.problems) > before:
+        return save
+    if save not in SAVES:
+        tree.problem(found["save"], f"{where}.save", f"unknown save '{save}'{suggestion(save, SAVES)}")
+    elif save == "output" and "grad_from_output" not in found:
+        message = "'save: output' needs 'grad_from_output', the gradient by y"
+        tree.problem(found["save"], f"{where}.save", message, relation=True)
+    return save
+
+
 def _tolerance(tree: YamlTree, node: yaml.Node, where: str) -> dict[str, float]:
     found = tree.fields(node, where, "'tolerance'", DTYPES)
     tolerance = {}
@@ -203,81 +270,6 @@ def _tolerance(tree: YamlTree, node: yaml.Node, where: str) -> dict[str, float]:
         if tolerance[dtype] < 0:
             tree.problem(at, f"{where}.{dtype}", f"the tolerance of {dtype} must not be negative")
     return tolerance
-
-
-def _expr(tree: YamlTree, node: yaml.Node, op: str, where: str, scope: _Scope | None) -> Expr | None:
-    """The expression, its names checked against ``scope`` unless that is None."""
-    if isinstance(node, yaml.ScalarNode) and node.tag != "tag:yaml.org,2002:null":
-        text = node.value  # a bare number is an expression too, though YAML tags it so
-    else:
-        tree.problem(node, where, f"expr of op '{op}' must be text, such as square(relu(x))")
-        return None
-    try:
-        expr = parse(text)
-        used = used_names([expr])
-        for name in used:
-            if scope is not None and name not in scope:
-                found = re.search(rf"\b{name}\b", text)
-                message = f"unknown name '{name}'{suggestion(name, scope)}"
-                raise ExprError(message, found.start() if found else 0, len(name))
-        if isinstance(expr, Name) and expr.name in (scope or {}):
-            message = f"'{expr.name}' alone would return the input itself; an op computes a new tensor"
-            raise ExprError(message, 0, len(text))
-        if scope is not None:
-            inputs = where.removesuffix("expr") + "inputs."
-            _check_calls(expr, text, {name for name, (_, path) in scope.items() if path.startswith(inputs)})
-    except ExprError as error:
-        _expr_problem(tree, node, op, where, error)
-        return None
-    for name, (declared, path) in (scope or {}).items():
-        if name not in used:
-            message = f"'{name}' is declared in op '{op}' but its expr never uses it"
-            tree.problem(declared, path, message, relation=True)
-    return expr
-
-
-def _check_calls(expr: Expr, text: str, inputs: Collection[str]) -> None:
-    """ExprError for a call on numbers where torch takes tensors, or the reverse: plain PyTorch could not run it."""
-
-    def visit(node: Expr, args: list[bool]) -> bool:
-        if isinstance(node, Call):
-            problem = _operand_problem(node, args)
-            if problem:
-                raise ExprError(problem, 0, len(text))
-        return any(args) or (isinstance(node, Name) and node.name in inputs)
-
-    fold([expr], visit)
-
-
-def _operand_problem(node: Call, reads: Sequence[bool]) -> str | None:
-    """What is wrong with the operands of ``node``, of which each ``reads`` an input of the op or is a number."""
-    row = PRIMITIVES[node.primitive]
-    if node.primitive == "where":
-        if reads[0] and not any(reads[1:]):
-            return f"the values of '{node}' read no input; write a number or a param in its place"
-    elif not any(reads) and node.primitive not in ARITHMETIC and not row.is_condition:
-        return f"'{node}' reads no input; write a number or a param in its place"
-    for name, arg, reading in zip(row.args, node.args, reads):
-        if name in row.tensors and not reading:
-            return f"'{arg}' in '{node}' reads no input; {_BOUNDS}"
-        if name in row.numbers and reading:
-            return f"'{arg}' in '{node}' reads an input; {_BOUNDS}"
-    return None
-
-
-def _expr_problem(tree: YamlTree, node: yaml.Node, op: str, where: str, error: ExprError) -> None:
-    """The place inside the expression, with the expression and a caret under it."""
-    line = "".join(char if char.isprintable() else " " for char in node.value).rstrip()[:MAX_EXCERPT]
-    # The column follows where the file spells the expression as it is read: not in a block, nor behind an escape.
-    quote = 1 if getattr(node, "style", None) in ("'", '"') else 0
-    written = tree.text[node.start_mark.index + quote : node.end_mark.index - quote]
-    start = error.start + quote if written == node.value else 0
-    if error.start < MAX_EXCERPT:
-        caret = "^" * max(1, min(error.width, len(line) - error.start))
-        excerpt = f"    {line}\n    {' ' * error.start}{caret} {error.message}"
-    else:
-        excerpt = f"    {error.message} (character {error.start + 1})"
-    tree.problem(node, where, f"cannot read expr of op '{op}'", start, excerpt, relation=True)
 
 
 def _declare(tree: YamlTree, scope: _Scope, name: str, node: yaml.Node, where: str, what: str) -> None:

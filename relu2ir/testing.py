@@ -15,9 +15,8 @@ For a provider of one's own, which an entry point of the group ``relu2ir.provide
 
 from __future__ import annotations
 
-import math
 import unittest
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -26,163 +25,15 @@ from torch._subclasses import FakeTensorMode
 
 from relu2ir import library, registry
 from relu2ir.eager import opaque
-from relu2ir.layout import whole_shape
-from relu2ir.oracle import mismatches, packed, smallest
+from relu2ir.operands import MANY, inputs
+from relu2ir.oracle import mismatches
 from relu2ir.platforms import DEVICE_TYPE, PLATFORMS, built_for_rocm
-from relu2ir.spec import Layout, OpSpec
+from relu2ir.saving import output_problem
+from relu2ir.spec import OpSpec
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-DIRECTIONS = ("forward", "gradient")
-
-# ** 1 -- how tensors lie in memory **
-
-
-@dataclass(frozen=True)
-class Arrangement:
-    """``place`` takes dense values elsewhere, ``shape`` is the op's logical one: a packed input's is twice as wide."""
-
-    name: str
-    shape: tuple[int, ...]
-    place: Callable[[torch.Tensor], torch.Tensor] = lambda values: values
-    mixed: bool = False  # whether one operand is also so arranged beside dense ones
-    layout: Layout | None = None  # whether only operands of this layout are so arranged, each beside dense ones
-
-
-def _window(values: torch.Tensor, *index: slice, sizes: Sequence[int]) -> torch.Tensor:
-    """``values`` as the window ``index`` of a larger buffer; around it stands what shows when it is read."""
-    buffer = torch.full(tuple(sizes), 123.0, dtype=values.dtype, device=values.device)
-    buffer[index].copy_(values)
-    return buffer[index]
-
-
-def _columns(values: torch.Tensor, first: int) -> torch.Tensor:
-    rows, columns = values.shape
-    return _window(values, slice(None), slice(first, first + columns), sizes=(rows, 2 * columns + first))
-
-
-def _every_second(values: torch.Tensor, dims: Collection[int]) -> torch.Tensor:
-    index = [slice(None, None, 2 if dim in dims else 1) for dim in range(values.dim())]
-    sizes = [2 * size if dim in dims else size for dim, size in enumerate(values.shape)]
-    return _window(values, *index, sizes=sizes)
-
-
-def arrangements(many: int) -> list[Arrangement]:
-    """All of them, dense first; the largest have about ``many`` elements."""
-    return [
-        Arrangement("contiguous", (5, 36)),
-        Arrangement("odd sizes", (3, 37)),
-        Arrangement("one element", (1,)),
-        Arrangement("size-1 dimensions", (1, 7, 1)),
-        Arrangement("0-d", ()),
-        Arrangement("empty", (0,)),
-        Arrangement("empty rows", (3, 0)),
-        Arrangement("no rows", (0, 4)),
-        Arrangement("many blocks", (many,)),
-        Arrangement("many sliced rows", (many // 65, 65), lambda v: _columns(v, 0)),
-        Arrangement("transposed", (33, 18), lambda v: v.t().contiguous().t(), mixed=True),
-        Arrangement("permuted", (4, 5, 6), lambda v: v.permute(2, 0, 1).contiguous().permute(1, 2, 0)),
-        Arrangement("channels last", (2, 3, 4, 6), lambda v: v.contiguous(memory_format=torch.channels_last)),
-        Arrangement("row-sliced", (50, 32), lambda v: _columns(v, 0)),
-        Arrangement("row-sliced, odd, misaligned", (50, 37), lambda v: _columns(v, 3), mixed=True),
-        Arrangement("strided", (17, 19), lambda v: _every_second(v, (1,)), mixed=True),
-        Arrangement("every second row", (17, 32), lambda v: _every_second(v, (0,))),
-        Arrangement("strided in every dimension", (4, 6, 8), lambda v: _every_second(v, (0, 1, 2))),
-        Arrangement("expanded rows", (6, 34), lambda v: v[:1].expand(v.shape), mixed=True),
-        Arrangement("expanded columns", (6, 34), lambda v: v[:, :1].expand(v.shape)),
-        Arrangement("overlapping", (20, 6), lambda v: v.flatten().as_strided(v.shape, (1, 1))),
-        Arrangement("misaligned", (4099,), lambda v: _window(v, slice(1, None), sizes=(v.shape[0] + 1,)), mixed=True),
-        Arrangement("stepped", (5, 36), lambda v: _every_second(v, (0,)), layout=Layout.vector),
-        Arrangement("expanded", (5, 36), lambda v: v[:1].expand(v.shape), layout=Layout.vector),
-        Arrangement("misaligned", (3, 40), lambda v: _window(v, slice(3, None), sizes=(43,)), layout=Layout.vector),
-        Arrangement("of one dimension", (5, 36), lambda v: v[None], layout=Layout.scalar),
-    ]
-
-
-# Elements of the largest inputs: enough for a parallel loop to use a second thread, and for all triples of specials.
-MANY = 35_001
-# Enough for an op whose loops another op's cells have been through.
-BRIEF = ("contiguous", "odd sizes", "row-sliced, odd, misaligned")
-
-
-def special_values(dtype: torch.dtype) -> list[float]:
-    """NaN, both zeros, both infinities, subnormals, the largest, and values around which an op turns."""
-    info = torch.finfo(dtype)
-    one_sided = [0.0, math.inf, smallest(dtype), info.smallest_normal, info.max, 1.0, 0.7, 3.0]
-    # float16: from 32768 on twice x overflows; -1.2785: silu's lowest point; 88.8 and 709.8: exp overflows.
-    one_sided += [x for x in (1.2785, 12.5, 88.8, 709.8, 32768.0) if x <= info.max]
-    return [math.nan, *one_sided, *(-x for x in one_sided)]
-
-
-def inputs(
-    spec: OpSpec, dtype: torch.dtype, device: torch.device, many: int = MANY, brief: bool = False
-) -> Iterator[tuple[str, list[torch.Tensor]]]:
-    """Named lists of the op's tensors: each arrangement for all operands, some for one alone, and special values.
-
-    ``brief`` leaves out all arrangements but `BRIEF`.
-    """
-    generator = torch.Generator().manual_seed(0)
-
-    def tensor(layout: Layout, arrangement: Arrangement, shape: tuple[int, ...]) -> torch.Tensor:
-        values = torch.randn(whole_shape(layout, shape), generator=generator, dtype=torch.float64) * 3
-        return arrangement.place(values.to(device, dtype))
-
-    plain, *_ = arrangements(many)
-    layouts = [input.layout for input in spec.inputs]
-    for arrangement in arrangements(many):
-        if brief and arrangement.name not in BRIEF:
-            continue
-        if not arrangement.shape and {Layout.halves, Layout.pairs, Layout.vector}.intersection(layouts):
-            continue  # there is no last dimension
-        if arrangement.layout is None:
-            full = [i for i, layout in enumerate(layouts) if not layout.broadcast]
-            placed = [full, *([i] for i in full if arrangement.mixed and len(layouts) > 1)]
-        else:
-            placed = [[i] for i, layout in enumerate(layouts) if layout is arrangement.layout]
-        for where in placed:
-            names = ", ".join(spec.inputs[i].name for i in where)
-            yield (
-                f"{arrangement.name} ({names})",
-                [
-                    tensor(layout, arrangement if i in where else plain, arrangement.shape)
-                    for i, layout in enumerate(layouts)
-                ],
-            )
-    yield from _special_inputs(spec, dtype, device, many, generator)
-
-
-def _special_inputs(
-    spec: OpSpec, dtype: torch.dtype, device: torch.device, many: int, generator: torch.Generator
-) -> Iterator[tuple[str, list[torch.Tensor]]]:
-    """Combinations of special values: of the parts along rows, of vectors along columns, of scalars call by call."""
-    values = torch.tensor(special_values(dtype), dtype=dtype)
-    parts = {layout: sum(len(i.parts) for i in spec.inputs if i.layout is layout) for layout in Layout}
-    scalars, vectors = parts.pop(Layout.scalar), parts.pop(Layout.vector)
-
-    def combinations(count: int, most: int) -> Iterator[torch.Tensor]:
-        """For each of ``count`` names its values in all combinations, or in ``most`` of them."""
-        total = len(values) ** count
-        chosen = torch.arange(total) if total <= most else torch.randint(total, (most,), generator=generator)
-        return iter([values[chosen // len(values) ** i % len(values)] for i in range(count)])
-
-    calls = list(zip(*combinations(scalars, len(values)))) if scalars else [()]
-    for call in calls:
-        columns = list(combinations(vectors, len(values)))
-        rows = combinations(sum(parts.values()), many // len(calls) // (len(columns[0]) if columns else 1))
-        of_call, of_columns, tensors = iter(call), iter(columns), []
-        for input in spec.inputs:
-            if input.layout is Layout.scalar:
-                tensors.append(next(of_call))
-            elif input.layout is Layout.vector:
-                tensors.append(next(of_columns))
-            else:
-                taken = [next(rows) for _ in input.parts]
-                spread = [v[:, None].expand(-1, len(columns[0])) if columns else v for v in taken]
-                tensors.append(packed(input.layout, spread))
-        scalar = f" beside {', '.join(f'{value:g}' for value in call)}" if call else ""
-        yield f"special values{scalar}", [tensor.to(device).contiguous() for tensor in tensors]
-
-
-# ** 2 -- the cells **
+# The gradient from what was saved: the inputs, or the result of an op that declares one by that.
+FORWARD, GRADIENT, FROM_OUTPUT = DIRECTIONS = ("forward", "gradient", "gradient from output")
 
 
 def device_of(platform: str) -> torch.device | None:
@@ -214,8 +65,18 @@ class Cell:
 
     @property
     def spec(self) -> OpSpec:
+        """The op whose kernel this cell holds to its meaning."""
         forward = library.find(self.op)
-        return forward if self.direction == "forward" else forward.backward
+        found = {FORWARD: forward, GRADIENT: forward.backward, FROM_OUTPUT: forward.backward_from_output}[
+            self.direction
+        ]
+        assert found is not None, "cells() makes none for an op without"
+        return found
+
+    @property
+    def reads(self) -> OpSpec:
+        """The op whose inputs the cell is given: the gradient from the result is called by what leads to it."""
+        return self.spec if self.direction == FORWARD else library.find(self.op).backward
 
     def unavailable(self) -> str | None:
         """Why this cell cannot run here: no such device, or the provider's own reason; None when it can."""
@@ -223,8 +84,9 @@ class Cell:
         provider = registry.provider(self.provider, "a cell of the matrix")
         if device is None:
             return provider.missing() or f"this machine has no device of platform '{self.platform}'"
-        _, tensors = next(inputs(self.spec, self.dtype, device))
-        return provider.refuses(self.spec, tensors) or provider.missing()
+        _, tensors = next(inputs(self.reads, self.dtype, device))
+        unsaved = output_problem(self.spec, self.dtype) if self.direction == FROM_OUTPUT else None
+        return unsaved or provider.refuses(self.reads, tensors) or provider.missing()
 
     def check(self) -> None:
         """Run every arrangement; AssertionError that lists each wrong one. unittest.SkipTest where it cannot run."""
@@ -234,23 +96,24 @@ class Cell:
         device = device_of(self.platform)
         assert device is not None
         problems = []
-        for name, tensors in inputs(self.spec, self.dtype, device, self.many, self.brief):
+        for name, tensors in inputs(self.reads, self.dtype, device, self.many, self.brief):
             problems += [f"{name}: {problem}" for problem in self._problems(tensors)]
         if problems:
             raise AssertionError(f"{self}: {len(problems)} wrong\n  " + "\n  ".join(problems))
 
     def _problems(self, tensors: list[torch.Tensor]) -> list[str]:
         provider = registry.provider(self.provider, "a cell of the matrix")
-        refusal = provider.refuses(self.spec, tensors)
+        refusal = provider.refuses(self.reads, tensors)
         if refusal is not None:
             return [f"refused: {refusal}"]
         before = [tensor.clone() for tensor in tensors]
         _soil_freed_memory(tensors[0])
         results = self.run(tensors)
         params = list(self.spec.params.values())
-        problems = mismatches(self.spec, [*before, *params], results, self.dtype if provider.plain else None)
+        read = self._read(before)
+        problems = mismatches(self.spec, [*read, *params], results, self.dtype if provider.plain else None)
         # Plain PyTorch is its own fake; autograd's formulas choose other strides than a derived one.
-        strides = [] if provider.plain else self._strides(tensors)
+        strides = [] if provider.plain else self._strides(read)
         for result, stride in zip(results, strides):
             if stride is None or result.numel() == 0:
                 continue
@@ -260,6 +123,12 @@ class Cell:
         if any(not torch.equal(_bits(a), _bits(b.clone())) for a, b in zip(before, tensors)):
             problems.append("an input was changed")
         return problems
+
+    def _read(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What the cell's op reads of its operands: those, or the gradient and the result of the others."""
+        if self.direction != FROM_OUTPUT:
+            return tensors
+        return [tensors[0], library.function(self.op)(*tensors[1:], provider=self.provider)]
 
     def _strides(self, tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...] | None]:
         """The strides that a compiler is told: the public op's forward, the provider's own backward op's.
@@ -275,16 +144,17 @@ class Cell:
         strides = [result.stride() for result in (results if isinstance(results, tuple) else (results,))]
         if forward is None:
             return strides
-        of_inputs = zip(forward.inputs, forward.gradient_outputs)
+        of_inputs = zip(forward.inputs, self.spec.gradient_outputs)
         return [None if input.layout.broadcast else strides[index] for input, index in of_inputs]
 
     def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The cell's op as users call it; the gradient by autograd, which runs the provider's backward kernel."""
         call = library.function(self.op)
-        if self.direction == "forward":
+        if self.direction == FORWARD:
             return (call(*tensors, provider=self.provider),)
         leaves = [tensor.detach().requires_grad_() for tensor in tensors[1:]]
-        return torch.autograd.grad(call(*leaves, provider=self.provider), leaves, tensors[0])
+        save = "output" if self.direction == FROM_OUTPUT else "input"
+        return torch.autograd.grad(call(*leaves, provider=self.provider, save=save), leaves, tensors[0])
 
 
 def _soil_freed_memory(like: torch.Tensor) -> None:
@@ -306,4 +176,5 @@ def cells(
     """Every cell: platforms x providers x ops x dtypes x directions, of all that is registered unless named."""
     ops = ops if ops is not None else [spec.qualname for spec in library.specs()]
     providers = providers if providers is not None else list(registry.PROVIDERS)
-    return [Cell(*axes, many) for axes in product(platforms, providers, ops, DTYPES, DIRECTIONS)]
+    every = (Cell(*axes, many) for axes in product(platforms, providers, ops, DTYPES, DIRECTIONS))
+    return [each for each in every if each.direction != FROM_OUTPUT or library.find(each.op).grad_from_output]

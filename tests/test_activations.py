@@ -169,7 +169,9 @@ def derived(spec: OpSpec, tensors: Sequence[torch.Tensor], params: dict[str, flo
     result = lower(spec)(*tensors, *{**spec.params, **params}.values())
     found = lower(spec.backward)(torch.ones_like(result), *tensors, *{**spec.params, **params}.values())
     outputs = found if isinstance(found, tuple) else (found,)
-    return [outputs[i].sum_to_size(tensor.shape) for i, tensor in zip(spec.gradient_outputs, tensors, strict=True)]
+    return [
+        outputs[i].sum_to_size(tensor.shape) for i, tensor in zip(spec.backward.gradient_outputs, tensors, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("name", OPS)

@@ -13,7 +13,7 @@ import torch
 from matrix_table import CELL, FOLDED, serves
 
 import relu2ir
-from relu2ir import library, registry, testing
+from relu2ir import library, operands, registry, testing
 from relu2ir.ir.expr import Call, postorder
 from relu2ir.ir.primitives import PRIMITIVES
 from relu2ir.layout import whole_shape
@@ -137,7 +137,7 @@ def test_relu_squared_is_pytorchs_to_the_bit(platform, provider, dtype, required
     if reason is not None:
         pytest.fail(reason) if is_required(cell, required) else pytest.skip(reason)
     width = {2: torch.int16, 4: torch.int32, 8: torch.int64}[torch.empty((), dtype=dtype).element_size()]
-    for name, (x,) in testing.inputs(cell.spec, dtype, testing.device_of(platform)):
+    for name, (x,) in operands.inputs(cell.spec, dtype, testing.device_of(platform)):
         (got,), expected = cell.run([x]), torch.square(torch.relu(x))
         same = (got.view(width) == expected.view(width)) | (got.isnan() & expected.isnan())
         assert bool(same.all()), f"{name}: {got[~same]} is not {expected[~same]}"
@@ -149,7 +149,7 @@ def test_relu_squared_is_pytorchs_to_the_bit(platform, provider, dtype, required
 def wrong_in(spec, change):
     """The arrangements in which right results, each operation by torch in float32, are refused once changed."""
     found = {}
-    for name, tensors in testing.inputs(spec, torch.float32, torch.device("cpu"), many=3_001):
+    for name, tensors in operands.inputs(spec, torch.float32, torch.device("cpu"), many=3_001):
         values = scalars(spec, tensors, torch.float32)
         result = evaluate(spec.expr, values, torch.float32).expand(values[spec.parts[0]].shape)
         if mismatches(spec, [*tensors, *spec.params.values()], [change(result.clone())]):
@@ -177,7 +177,7 @@ def test_the_oracle_takes_the_reference_and_nothing_else(op):
 
 def test_the_inputs_hold_every_kind_of_tensor_that_a_kernel_must_read():
     spec = library.find("relu_squared")
-    tensors = [x for _, (x,) in testing.inputs(spec, torch.bfloat16, torch.device("cpu"))]
+    tensors = [x for _, (x,) in operands.inputs(spec, torch.bfloat16, torch.device("cpu"))]
     assert any(x.dim() == 0 for x in tensors)
     assert any(x.numel() == 0 for x in tensors)
     assert any(x.data_ptr() % 16 for x in tensors)

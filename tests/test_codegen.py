@@ -56,7 +56,7 @@ FORWARD = [
     )
     for op in file.ops
 ] + RANDOM
-SPECS = [op for spec in FORWARD for op in spec.with_backward]
+SPECS = [op for spec in FORWARD for op in spec.with_gradients]
 
 RELU_SQUARED = """\
 // relu_squared(x) = square(relu(x))

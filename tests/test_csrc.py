@@ -63,7 +63,7 @@ def ptx(folder: Path, source: Path, arch: str) -> dict[str, str]:
 def test_kernels_read_and_write_whole_vectors(arch: str, op: codegen.OpSpec, tmp_path: Path) -> None:
     """A vector input is read so too, where it lies in rows; a scalar is one load beside them."""
     kernels = ptx(tmp_path, sources(tmp_path, op)[0], arch)
-    for spec in op.with_backward:
+    for spec in op.with_gradients:
         read = set(used_names(spec.exprs))
         scalars = sum(input.layout is Layout.scalar and input.name in read for input in spec.inputs)
         each = len(read.intersection(spec.parts)) - scalars

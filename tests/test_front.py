@@ -113,8 +113,8 @@ def value(**kwargs: Any) -> float:
 
 def test_the_front_is_a_builtin_with_a_name_a_text_and_a_signature() -> None:
     for name, signature in (
-        ("relu_squared", "(x, *, provider=None)"),
-        ("front::gated", "(gate, up, *, provider=None)"),
+        ("relu_squared", "(x, *, provider=None, save=None)"),
+        ("front::gated", "(gate, up, *, provider=None, save=None)"),
     ):
         function, spec = library.function(name), library.find(name)
         assert type(function) is BuiltinFunctionType
@@ -345,7 +345,7 @@ def test_a_call_leaves_no_owner_of_its_operands(asked: str, requires_grad: bool)
 
 
 def test_a_kernel_that_raises_lets_its_operands_go() -> None:
-    forward, backward = (CPP.lower(spec) for spec in library.find("silu_and_mul").with_backward)
+    forward, backward = (CPP.lower(spec) for spec in library.find("silu_and_mul").with_gradients)
     odd, x, whole = torch.randn(2, 3), torch.randn(2, 4), torch.ones(2, dtype=torch.int32)
     before = [counts(tensor) for tensor in (odd, x, whole)]
     for _ in range(200):
@@ -385,7 +385,7 @@ def test_a_direct_kernel_of_several_operands_computes_what_plain_pytorch_does() 
 
 
 def test_no_dimensions_and_no_elements_reach_the_kernel() -> None:
-    forward, backward = (CPP.lower(spec) for spec in library.find("relu_squared").with_backward)
+    forward, backward, _ = (CPP.lower(spec) for spec in library.find("relu_squared").with_gradients)
     for x, expected, gradient in (
         (torch.tensor(3.0), torch.tensor(9.0), torch.tensor(6.0)),
         (torch.empty(0), torch.empty(0), torch.empty(0)),

@@ -12,7 +12,7 @@ from test_fuse import dynamo, exported, ops_of
 from torch import fx, nn
 
 import relu2ir
-from relu2ir import library, testing
+from relu2ir import library, operands
 from relu2ir.fx.forms import canonical
 from relu2ir.fx.patterns import patterns
 from relu2ir.ir.expr import Call, postorder
@@ -54,7 +54,7 @@ def called(function: Callable[..., torch.Tensor], tensors: list[torch.Tensor], c
 @pytest.mark.parametrize("capture", ["dynamo", "export"])
 @pytest.mark.parametrize("spec", FOUND, ids=lambda spec: spec.name)
 def test_an_op_is_found_by_its_expression(spec, capture):
-    _, tensors = next(testing.inputs(spec, torch.float32, torch.device("cpu")))
+    _, tensors = next(operands.inputs(spec, torch.float32, torch.device("cpu")))
     result = relu2ir.fuse(called(plain(spec), tensors, capture))
     assert [site.op for site in result.sites] == [spec.qualname]
     assert ops_of(result.module) == [spec.qualname]

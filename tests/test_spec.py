@@ -32,7 +32,7 @@ def test_the_schema_is_one_that_torch_reads():
     import torch
 
     for spec in (op(stanza) for stanza in (RELU_SQUARED, SWIGLU, CLIPPED)):
-        for each in spec.with_backward:
+        for each in spec.with_gradients:
             assert torch._C.parse_schema(f"mine::{each.schema}").name == f"mine::{each.name}"
 
 

@@ -119,7 +119,7 @@ ops.yaml:4:43: cannot read expr of op 'relu_squard' at $.ops.relu_squard.expr
 ops.yaml:4:53: unknown key 'dco'; did you mean 'doc'? at $.ops.relu_squard.dco
 ops.yaml:6:3: duplicate key 'twice', first on line 5 at $.ops.twice
 ops.yaml:7:3: 'class' cannot name an op: it is a reserved word; choose another at $.ops.class
-ops.yaml:8:3: 'f_backward' cannot name an op: derived gradient ops end in '_backward' at $.ops.f_backward
+ops.yaml:8:3: 'f_backward' cannot name an op: derived gradient ops end in '_backward' or '_backward_from_output' at $.ops.f_backward
 ops.yaml:10:26: 'halves' names two parts; found 1 at $.ops.seven.inputs.x.halves
 ops.yaml:10:39: unknown key 'halvs'; did you mean 'halves'? at $.ops.seven.inputs.y.halvs
 ops.yaml:10:58: input 'z' must have one layout: halves or pairs at $.ops.seven.inputs.z

@@ -208,7 +208,7 @@ def test_offsets_beyond_2_to_the_31_are_read_in_place(tmp_path):
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("op", OPS)
 def test_a_fake_call_has_the_real_calls_shapes_and_strides(op, place):
-    for spec in OPS[op].with_backward:
+    for spec in OPS[op].with_gradients:
         tensors = operands(OPS[op], place, torch.float32)
         if spec.forward is not None:
             tensors.insert(0, triton.lower(spec.forward)(*tensors, *spec.params.values()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from relu2ir.ir.expr import Call, Const, Expr, Name, postorder, substitute
+from relu2ir.ir.expr import Call, Const, Expr, Name, fold, postorder, substitute
 from relu2ir.ir.parse import parse
 from relu2ir.ir.primitives import PRIMITIVES
 
@@ -44,3 +44,20 @@ def gradient(outputs: Sequence[tuple[Expr, Expr]], names: Sequence[str]) -> tupl
             if rule is not None and not isinstance(arg, Const):
                 add(arg, substitute(rule, values))
     return tuple(arrived.get(Name(name), ZERO) for name in names)
+
+
+def without_poles(exprs: Sequence[Expr]) -> tuple[Expr, ...]:
+    """``exprs`` with each sqrt(e) so written that its derivative is 0, not infinite, where e is 0.
+
+    Of a gradient from the result: in 2 * sqrt(y) * grad the derivative by y is multiplied by y's own, 2 * sqrt(y), and
+    infinity times 0 would make the second derivative NaN wherever x <= 0. The value is the same from 0 on, and for NaN.
+    """
+    rule = parse("where(x > 0, sqrt(where(x > 0, x, 1)), 0 * x)")
+
+    def visit(node: Expr, args: list[Expr]) -> Expr:
+        if not isinstance(node, Call):
+            return node
+        return substitute(rule, {"x": args[0]}) if node.primitive == "sqrt" else Call(node.primitive, tuple(args))
+
+    found = fold(exprs, visit)
+    return tuple(found[expr] for expr in exprs)

@@ -82,7 +82,7 @@ def _describe(spec: OpSpec) -> str:
 
 def identity(spec: OpSpec) -> str:
     """What tells the kernels of a forward op from those of another definition, or of another text for the same one."""
-    return binaries.digest(*map(functor, spec.with_backward))
+    return binaries.digest(*map(functor, spec.with_gradients))
 
 
 @cache
@@ -200,7 +200,7 @@ def _load_binary(path: Path) -> Any:
 
 def _register(holder: Any, forward: OpSpec) -> None:
     """Make torch know the kernels. Once per name: an op may come in a further binary, beside others or for the GPU."""
-    for op in forward.with_backward:
+    for op in filter(None, [*forward.with_gradients, forward.in_place]):
         for provider in ("cpp", "cuda"):
             name = f"{op.qualname} {provider}"
             if name not in _registered and holder.register_op(op.name, provider):

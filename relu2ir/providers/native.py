@@ -71,7 +71,8 @@ def source(spec: OpSpec) -> str:
         parts = [_shaped(spec, output, index, next(values)) for index in range(len(output.exprs))]
         results.append(_PACK[output.layout].format(*parts))
     arguments = ", ".join([*(input.name for input in spec.inputs), *spec.params])
-    return "\n".join([f"def {spec.name}({arguments}):", *unpack, *statements, f"    return {', '.join(results)}", ""])
+    result = f"{spec.inputs[0].name}.copy_({results[0]})" if spec.writes_input else ", ".join(results)
+    return "\n".join([f"def {spec.name}({arguments}):", *unpack, *statements, f"    return {result}", ""])
 
 
 def _choosing(spec: OpSpec) -> list[Expr]:

@@ -110,7 +110,7 @@ def launcher(spec: OpSpec) -> Callable[..., Any]:
 
     from relu2ir.providers import triton_loops
 
-    body, count, allocate = functor(spec), len(spec.inputs), allocator(spec)
+    body, count, allocate, returned = functor(spec), len(spec.inputs), allocator(spec), returner(spec)
     layouts = [input.layout for input in spec.inputs] + [output.layout for output in spec.outputs]
     each = [i for i in range(count) if layouts[i] is not Layout.scalar]
     once = [i for i in range(count) if layouts[i] is Layout.scalar]
@@ -151,7 +151,7 @@ def launcher(spec: OpSpec) -> Callable[..., Any]:
             else:
                 with torch.cuda.device(device):
                     run(tensors, outputs, params)
-        return outputs if len(outputs) > 1 else outputs[0]
+        return returned(outputs)
 
     return launch
 
@@ -159,25 +159,32 @@ def launcher(spec: OpSpec) -> Callable[..., Any]:
 def allocator(spec: OpSpec) -> Callable[..., tuple[torch.Tensor, ...]]:
     """From the op's tensors to its empty outputs, strides kept as `torch.empty_like` keeps them.
 
-    A plain output is like the first input's logical view; a packed one, a gradient, like the input it belongs to.
+    A plain output of a packed input is like that one's first part. An op in place has its input for an output.
     """
     import torch
 
-    first = spec.inputs[0].layout
-    names = [operand.name for operand in spec.inputs]
-    packed = [None if out.layout is Layout.plain else names.index(out.name) for out in spec.outputs]
-
-    def logical(tensor: torch.Tensor) -> torch.Tensor:
-        if first is Layout.plain:
-            return torch.empty_like(tensor)
+    def of_first_part(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
         if tensor.is_contiguous():
             return tensor.new_empty((*tensor.shape[:-1], tensor.shape[-1] // 2))
-        return torch.empty_like(tensor.chunk(2, -1)[0] if first is Layout.halves else tensor[..., ::2])
+        return torch.empty_like(tensor.chunk(2, -1)[0] if layout is Layout.halves else tensor[..., ::2])
+
+    layouts = [(out.like, out.layout, spec.inputs[out.like].layout) for out in spec.outputs]
+    makers = [
+        (like, partial(of_first_part, layout=read) if read.packed and layout is Layout.plain else torch.empty_like)
+        for like, layout, read in layouts
+    ]
 
     def allocate(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(logical(tensors[0]) if i is None else torch.empty_like(tensors[i]) for i in packed)
+        return tensors[:1] if spec.writes_input else tuple([make(tensors[like]) for like, make in makers])
 
     return allocate
+
+
+def returner(spec: OpSpec) -> Callable[[tuple[torch.Tensor, ...]], Any]:
+    """What a kernel returns of its outputs: all, the only one, or nothing where that is its input."""
+    if spec.writes_input:
+        return lambda outputs: None
+    return lambda outputs: outputs if len(outputs) > 1 else outputs[0]
 
 
 _LOWERED: dict[str, tuple[OpSpec, Callable[..., Any], torch.library.Library]] = {}
@@ -203,15 +210,13 @@ def lower(spec: OpSpec) -> Callable[..., Any]:
 def _register(spec: OpSpec, launch: Callable[..., Any]) -> torch.library.Library:
     import torch
 
-    allocate, count = allocator(spec), len(spec.inputs)
+    allocate, returned, count = allocator(spec), returner(spec), len(spec.inputs)
 
     def meta(*args: Any) -> Any:
-        outputs = allocate(*args[:count])
-        return outputs if len(outputs) > 1 else outputs[0]
+        return returned(allocate(*args[:count]))
 
     library = torch.library.Library(f"{spec.namespace}_triton", "FRAGMENT")
-    arguments = [f"Tensor {operand.name}" for operand in spec.inputs] + [f"float {param}" for param in spec.params]
-    library.define(f"{spec.name}.kernel({', '.join(arguments)}) -> {spec.returns}")
+    library.define(spec.kernel_schema)
     for key in ("CUDA", "CPU") if interpreted() else ("CUDA",):
         library.impl(f"{spec.name}.kernel", launch, key)
     library.impl(f"{spec.name}.kernel", meta, "Meta")
