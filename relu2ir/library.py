@@ -232,8 +232,7 @@ def _traced_front(spec: OpSpec) -> Callable[..., Any]:
             tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
             kinds = tuple((tensor.dtype, tensor.device, tensor.dim()) for tensor in tensors)
             exact = all(type(tensor) in EXACT for tensor in tensors)
-            where = _asked_namespace(qualname, provider, kinds, exact)
-            overload = _asked_overload(qualname, save, kinds)
+            where, overload = _asked_op(qualname, provider, save, kinds, exact).split(".")
         return getattr(getattr(getattr(torch.ops, where), name), overload)(*args, **kwargs)
 
     return traced
@@ -251,16 +250,30 @@ def inner_op(spec: OpSpec, name: str, strict: bool = True) -> Any:
     return packet.default if strict else packet.or_native
 
 
-def _asked_namespace(qualname: str, providers: str | None, kinds: tuple[Any, ...], exact: bool) -> str:
-    """Where the op stands that a graph gets under a request: of the first provider that takes such operands here.
+def _asked_op(qualname: str, providers: str | None, save: str | None, kinds: tuple[Any, ...], exact: bool) -> str:
+    """``namespace.overload`` of the op that a graph gets under a request, of which ``kinds`` are the operands'.
 
-    ``kinds`` are the (dtype, device, rank) of each, none where tracing knows no tensors. For operands that are not
-    ``exact`` it is the public op if the list allows plain PyTorch: only that can run inside a tensor subclass.
+    These are the (dtype, device, rank) of each, none where tracing knows no tensors.
     """
     spec = find(qualname)
     names, source = requested(spec, providers)
-    if names is None or ("native" in names and not exact):  # a platform only: it chooses when the graph runs
-        return spec.namespace
+    # For operands that are not exact the public op, if the list allows plain PyTorch: only that can run inside a tensor
+    # subclass. With a platform only, it chooses when the graph runs.
+    plain = names is None or ("native" in names and not exact)
+    chosen = "native" if plain or names is None else _asked_provider(spec, names, source, providers, kinds)
+    loose = chosen != "native" and names is not None and "native" in names
+    parts = ["or_native"] if loose else []
+    to_save, _ = saving.requested(spec, save)
+    dtype = kinds[0][0] if kinds else torch.get_default_dtype()
+    if to_save is not None and saving.saved(spec, dtype, save) == "output":
+        parts.append(SAVING_OUTPUT)
+    return f"{inner_op(spec, chosen).namespace}.{'_'.join(parts) or 'default'}"
+
+
+def _asked_provider(
+    spec: OpSpec, names: Sequence[str], source: str, providers: str | None, kinds: tuple[Any, ...]
+) -> str:
+    """The first provider of the list that takes such operands here."""
     if kinds:
         # Of sizes only the rank is a constant to Dynamo; whatever they are, the contract is checked beside the graph.
         tensors = [
@@ -270,30 +283,19 @@ def _asked_namespace(qualname: str, providers: str | None, kinds: tuple[Any, ...
         explanation = explain(spec, *tensors, providers=providers)
         if explanation.chosen is None:
             raise ProviderError(refusal(explanation))
-        return inner_op(spec, explanation.chosen).namespace
+        return explanation.chosen
     missing = {name: provider(name, source).missing() for name in names}
     for name, reason in missing.items():
         if reason is None:
-            return inner_op(spec, name).namespace
+            return name
     reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
     raise ProviderError(
-        f"{qualname} cannot be compiled for {source}: {reasons}. Drop the request or end it with 'native'."
+        f"{spec.qualname} cannot be compiled for {source}: {reasons}. Drop the request or end it with 'native'."
     )
 
 
-def _asked_overload(qualname: str, save: str | None, kinds: tuple[Any, ...]) -> str:
-    """Which overload a graph gets: the one that keeps its result where that was asked for."""
-    spec = find(qualname)
-    names, _ = saving.requested(spec, save)
-    if names is None or spec.writes_input:
-        return "default"
-    dtype = kinds[0][0] if kinds else torch.get_default_dtype()
-    return SAVING_OUTPUT if saving.saved(spec, dtype, save) == "output" else "default"
-
-
 # torch.compiler.assume_constant_result, without its import of Dynamo and sympy (1.7 s).
-_asked_namespace._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_asked_overload._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_asked_op._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 import torch
-from matrix_table import MatrixTable
+from matrix_table import TRANSFORM, BackendMatrix, MatrixTable
 from requirements import why_missing
 
 from relu2ir import library
@@ -33,7 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(name): skip with the reason where this tool or provider is missing")
     if not hasattr(config, "workerinput"):  # under xdist the controller has every report
-        config.pluginmanager.register(MatrixTable(config.getoption("--matrix-counts")), "matrix-table")
+        config.pluginmanager.register(BackendMatrix(config.getoption("--matrix-counts")), "backend-matrix")
+        config.pluginmanager.register(MatrixTable(TRANSFORM, "transform matrix", "transform"), "transform-matrix")
 
 
 @pytest.fixture(autouse=True)

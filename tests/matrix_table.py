@@ -1,7 +1,7 @@
-"""What the backend matrix did, as a table at the end of the run: platform x provider x op.
+"""What a matrix of tests did, as a table at the end of the run: platform x provider x op, or transform x provider x op.
 
-A provider that this machine could have, but of which no selected cell ran, fails the run: a matrix that skips silently
-proves nothing.
+A provider that this machine could have, but of which no selected cell of the backend matrix ran, fails the run: a
+matrix that skips silently proves nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from relu2ir.testing import device_of
 
 Key = tuple[str, str, str]
 CELL, FOLDED = "matrix cell", "matrix cells of another process"
+TRANSFORM = "transform cell"
 
 
 def serves(provider: str, platform: str) -> bool:
@@ -27,10 +28,10 @@ def serves(provider: str, platform: str) -> bool:
 
 
 class MatrixTable:
-    """Counts outcomes per (platform, provider, op) from the reports of `record`ed tests, of other processes too."""
+    """Counts outcomes per (axis, provider, op) from the reports of tests that record them under ``cell``."""
 
-    def __init__(self, path: str = "") -> None:
-        self.path = path  # where to write the outcomes, for the process that started this one
+    def __init__(self, cell: str, title: str, axis: str) -> None:
+        self.cell, self.title, self.axis = cell, title, axis
         self.outcomes: list[list[str]] = []
         self.counts: dict[Key, Counter[str]] = {}
         self.reasons: dict[Key, str] = {}
@@ -45,12 +46,44 @@ class MatrixTable:
         if report.when != "call" and report.outcome == "passed":
             return
         for name, value in report.user_properties:
-            if name == CELL:
+            if name == self.cell:
                 reason = report.longrepr[2].removeprefix("Skipped: ") if report.skipped else ""
                 self.add(tuple(value), report.outcome, reason)
-            elif name == FOLDED and report.when == "call":
-                for *key, outcome, reason in value:
-                    self.add(tuple(key), outcome, reason)
+
+    def lines(self) -> Iterator[str]:
+        firsts, providers, ops = (list(dict.fromkeys(key[at] for key in self.counts)) for at in range(3))
+        width, first_width = max(map(len, ops)), max(map(len, [*firsts, self.axis]))
+        yield f"{self.axis:{first_width}} {'provider':9}{'op':{width}}  passed failed skipped"
+        for first, provider in product(firsts, providers):
+            rows = {op: self.cells((first, provider, op)) for op in ops if (first, provider, op) in self.counts}
+            if len(rows) > 1 and len(set(rows.values())) == 1:
+                rows = {"(each)": next(iter(rows.values()))}
+            for op, cells in rows.items():
+                yield f"{first:{first_width}} {provider:9}{op:{width}}  {cells}"
+
+    def cells(self, key: Key) -> str:
+        n = self.counts[key]
+        return f"{n['passed']:6} {n['failed']:6} {n['skipped']:7}  {self.reasons.get(key, '')}"
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.counts:
+            terminalreporter.section(self.title)
+            for line in self.lines():
+                terminalreporter.write_line(line.rstrip())
+
+
+class BackendMatrix(MatrixTable):
+    """The backend matrix's, with the outcomes of other processes too."""
+
+    def __init__(self, path: str = "") -> None:
+        super().__init__(CELL, "backend matrix", "platform")
+        self.path = path  # where to write the outcomes, for the process that started this one
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        super().pytest_runtest_logreport(report)
+        for name, value in report.user_properties if report.when == "call" else ():
+            for *key, outcome, reason in value if name == FOLDED else ():
+                self.add(tuple(key), outcome, reason)
 
     def ran(self, provider: str) -> int:
         return sum(n["passed"] + n["failed"] for key, n in self.counts.items() if key[1] == provider)
@@ -67,26 +100,7 @@ class MatrixTable:
         if self.idle() and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def lines(self) -> Iterator[str]:
-        platforms, providers, ops = (list(dict.fromkeys(key[axis] for key in self.counts)) for axis in range(3))
-        width = max(map(len, ops))
-        yield f"{'platform':9}{'provider':9}{'op':{width}}  passed failed skipped"
-        for platform, provider in product(platforms, providers):
-            rows = {op: self.cells((platform, provider, op)) for op in ops if (platform, provider, op) in self.counts}
-            if len(rows) > 1 and len(set(rows.values())) == 1:
-                rows = {"(each)": next(iter(rows.values()))}
-            for op, cells in rows.items():
-                yield f"{platform:9}{provider:9}{op:{width}}  {cells}"
-
-    def cells(self, key: Key) -> str:
-        n = self.counts[key]
-        return f"{n['passed']:6} {n['failed']:6} {n['skipped']:7}  {self.reasons.get(key, '')}"
-
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if not self.counts:
-            return
-        terminalreporter.section("backend matrix")
-        for line in self.lines():
-            terminalreporter.write_line(line.rstrip())
+        super().pytest_terminal_summary(terminalreporter)
         for name in self.idle():
             terminalreporter.write_line(f"FAILED: provider '{name}' could run here, but no cell of it ran", red=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from matrix_table import CELL, FOLDED, MatrixTable
+from matrix_table import CELL, FOLDED, TRANSFORM, BackendMatrix, MatrixTable
 
 from relu2ir import registry
 
@@ -28,7 +28,7 @@ def report(outcome, *properties, reason=""):
 
 
 def table(*reports):
-    made = MatrixTable()
+    made = BackendMatrix()
     for each in reports:
         made.pytest_runtest_logreport(each)
     return made
@@ -97,7 +97,18 @@ def test_what_is_required_and_missing_fails_instead_of_skipping(tmp_path, option
 
 
 def test_outcomes_are_written_for_the_process_that_asked(tmp_path):
-    made = MatrixTable(str(tmp_path / "counts.json"))
+    made = BackendMatrix(str(tmp_path / "counts.json"))
     made.pytest_runtest_logreport(report("passed", (CELL, ["cpu", "triton", "f"])))
     exit_status(made)
     assert json.loads((tmp_path / "counts.json").read_text()) == [["cpu", "triton", "f", "passed", ""]]
+
+
+def test_the_transform_matrix_has_a_table_of_its_own():
+    made = MatrixTable(TRANSFORM, "transform matrix", "transform")
+    for op in ("f", "g"):
+        made.pytest_runtest_logreport(report("passed", (TRANSFORM, ["vmap", "native", op])))
+    made.pytest_runtest_logreport(report("passed", (CELL, ["cpu", "native", "f"])))
+    assert [line.split() for line in made.lines()] == [
+        ["transform", "provider", "op", "passed", "failed", "skipped"],
+        ["vmap", "native", "(each)", "1", "0", "0"],
+    ]

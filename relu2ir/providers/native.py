@@ -48,7 +48,7 @@ _UNPACK = {
 _PACK = {
     Layout.plain: "{0}",
     Layout.halves: "torch.cat(({0}, {1}), -1)",
-    Layout.pairs: "torch.stack(({0}, {1}), -1).flatten(-2)",
+    Layout.pairs: "torch.stack(({0}, {1}), -1).reshape({like}.shape)",  # flatten has no rule for batched gradients
 }
 
 
@@ -69,7 +69,7 @@ def source(spec: OpSpec) -> str:
     values, results = iter(held), []
     for output in spec.outputs:
         parts = [_shaped(spec, output, index, next(values)) for index in range(len(output.exprs))]
-        results.append(_PACK[output.layout].format(*parts))
+        results.append(_PACK[output.layout].format(*parts, like=output.name))
     arguments = ", ".join([*(input.name for input in spec.inputs), *spec.params])
     result = f"{spec.inputs[0].name}.copy_({results[0]})" if spec.writes_input else ", ".join(results)
     return "\n".join([f"def {spec.name}({arguments}):", *unpack, *statements, f"    return {result}", ""])
