@@ -5,31 +5,14 @@
 // no choice yet) goes to the Python front, which is the rule; this is only its fast half.
 #include "front.h"
 
-#include <dlfcn.h>
-
 #include <initializer_list>
 #include <new>
 
 #include "direct.h"
+#include "guard.h"
 
 namespace relu2ir {
 namespace {
-
-// torch's thread-local dispatch keys, as they differ from the default: two words, both 0 in plain execution. A
-// torch.func transform, a TorchDispatchMode, autocast, torch.jit.trace and inference mode each set a bit, so one read
-// answers what would take four calls (0.25 us). The name is C++'s and private: where it is missing, there is no front.
-struct DispatchState {
-  uint64_t included, excluded;
-  bool operator==(const DispatchState& other) const {
-    return included == other.included && excluded == other.excluded;
-  }
-};
-
-const DispatchState* current_state() {
-  static thread_local const auto* state =
-      static_cast<const DispatchState*>(dlsym(RTLD_DEFAULT, "_ZN3c104impl26raw_local_dispatch_key_setE"));
-  return state;
-}
 
 // The last choice that ran a kernel of this binary: its dtype and device are compared in C, not as Python objects.
 struct Last {
@@ -51,40 +34,13 @@ struct Front {
   PyObject* table;         // {(overrides, dtype, device): (kernel, recorded)}
   PyObject* context;       // ContextVar.get of the overrides that use() sets
   PyObject* environment;   // the module dictionary that holds _environment
-  PyObject* forward_ad;    // the module dictionary that holds _current_level
-  PyObject* tensor;        // torch.Tensor and torch.nn.Parameter, exactly
-  PyObject* parameter;
-  PyObject* strided;         // the layout torch.strided
-  PyObject* function_modes;  // how many TorchFunctionModes are active
-  PyObject* grad_enabled;    // whether gradients are recorded
-  PyObject* is_neg;          // of a tensor
+  PyObject* grad_enabled;  // whether gradients are recorded
   PyObject* fallback;
-  DispatchState inference;  // the state of plain execution within torch.inference_mode
+  const Guard* guard;
   double numbers[MAX_ARGUMENTS];
   Last last;
-  PyObject *name_environment, *name_level, *name_dtype, *name_device, *name_shape, *name_requires_grad;
-  PyObject *name_layout, *name_is_nested;
+  PyObject *name_environment, *name_dtype, *name_device, *name_shape, *name_requires_grad;
 };
-
-// Whether the call is plain eager execution, as in relu2ir/guards.py; -1 on an error.
-int plain(const Front& front, PyObject* const* args) {
-  for (Py_ssize_t i = 0; i < front.arity; i++) {
-    PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(args[i]));
-    if (type != front.tensor && type != front.parameter) return 0;
-  }
-  const DispatchState& state = *current_state();
-  if (!(state == DispatchState{0, 0}) && !(state == front.inference)) return 0;
-  PyObject* level = PyDict_GetItemWithError(front.forward_ad, front.name_level);
-  if (!level || PyLong_AsLong(level) >= 0) return 0;
-  Ref modes(PyObject_CallNoArgs(front.function_modes));
-  if (!modes) return -1;
-  if (PyLong_AsLong(modes.get()) != 0) return 0;
-  for (Py_ssize_t i = 0; i < front.arity; i++) {
-    Ref negative(PyObject_CallFunctionObjArgs(front.is_neg, args[i], nullptr));
-    if (negative.get() != Py_False) return negative ? 0 : -1;
-  }
-  return 1;
-}
 
 // Whether a gradient must be recorded; -1 on an error.
 int records(const Front& front, PyObject* const* args) {
@@ -151,8 +107,7 @@ PyObject* overrides_of(const Front& front) {
 // The choice for these operands, borrowed from the table; null without an error when none was made yet.
 PyObject* choice(const Front& front, PyObject* overrides, PyObject* const* args) {
   for (Py_ssize_t i = 0; i < front.arity; i++) {
-    Ref layout(PyObject_GetAttr(args[i], front.name_layout)), nested(PyObject_GetAttr(args[i], front.name_is_nested));
-    if (!nested || layout.get() != front.strided || nested.get() != Py_False) return nullptr;
+    if (is_strided(*front.guard, args[i]) != 1) return nullptr;
   }
   Ref dtype(PyObject_GetAttr(args[0], front.name_dtype)), device(PyObject_GetAttr(args[0], front.name_device));
   if (!dtype || !device) return nullptr;
@@ -193,7 +148,7 @@ PyObject* call_chosen(const Front& front, PyObject* callable, PyObject* const* a
 PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Front& front = *static_cast<Front*>(PyCapsule_GetPointer(self, nullptr));
   if (names || count != front.arity) return fall_back(front, args, count, names);
-  int answer = plain(front, args);
+  int answer = plain(*front.guard, args, count);
   if (answer == 1) answer = alike(front, args);
   if (answer != 1) return answer ? nullptr : fall_back(front, args, count, nullptr);
   const int recorded = records(front, args);
@@ -226,12 +181,6 @@ PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject
 
 }  // namespace
 
-PyObject* dispatch_state(PyObject*, PyObject*) {
-  const DispatchState* state = current_state();
-  if (!state) Py_RETURN_NONE;
-  return Py_BuildValue("(KK)", state->included, state->excluded);
-}
-
 PyObject* forget(PyObject*, PyObject*) {
   ++generation;
   Py_RETURN_NONE;
@@ -239,33 +188,29 @@ PyObject* forget(PyObject*, PyObject*) {
 
 PyObject* front(PyObject*, PyObject* args) {
   const char *name, *doc;
-  unsigned long long included, excluded;
+  PyObject* guard;
   Front made{};
-  if (!PyArg_ParseTuple(args, "ssO!O!O!OO!O!(OOO)(OOO)O(KK)", &name, &doc, &PyTuple_Type, &made.layouts, &PyTuple_Type,
-                        &made.params, &PyDict_Type, &made.table, &made.context, &PyDict_Type, &made.environment,
-                        &PyDict_Type, &made.forward_ad, &made.tensor, &made.parameter, &made.strided,
-                        &made.function_modes, &made.grad_enabled, &made.is_neg, &made.fallback, &included, &excluded)) {
+  if (!PyArg_ParseTuple(args, "ssO!O!O!OO!OOO", &name, &doc, &PyTuple_Type, &made.layouts, &PyTuple_Type, &made.params,
+                        &PyDict_Type, &made.table, &made.context, &PyDict_Type, &made.environment,
+                        &made.grad_enabled, &made.fallback, &guard)) {
     return nullptr;
   }
+  made.guard = as_guard(guard);
+  if (!made.guard) return nullptr;
   made.arity = PyTuple_Size(made.layouts);
-  made.inference = DispatchState{included, excluded};
   for (Py_ssize_t i = 0; i < PyTuple_Size(made.params) && i < MAX_ARGUMENTS; i++) {
     made.numbers[i] = PyFloat_AsDouble(PyTuple_GetItem(made.params, i));
   }
   made.name_environment = PyUnicode_InternFromString("_environment");
-  made.name_level = PyUnicode_InternFromString("_current_level");
   made.name_dtype = PyUnicode_InternFromString("dtype");
   made.name_device = PyUnicode_InternFromString("device");
   made.name_shape = PyUnicode_InternFromString("shape");
   made.name_requires_grad = PyUnicode_InternFromString("requires_grad");
-  made.name_layout = PyUnicode_InternFromString("layout");
-  made.name_is_nested = PyUnicode_InternFromString("is_nested");
   Front* kept = new (std::nothrow) Front(made);
   PyObject *kept_name = PyUnicode_FromString(name), *kept_doc = PyUnicode_FromString(doc);  // Python points into them
   if (!kept || !kept_name || !kept_doc) return PyErr_NoMemory();
-  for (PyObject* object : {kept->layouts, kept->params, kept->table, kept->context, kept->environment, kept->forward_ad,
-                           kept->tensor, kept->parameter, kept->strided, kept->function_modes, kept->grad_enabled,
-                           kept->is_neg, kept->fallback}) {
+  for (PyObject* object : {kept->layouts, kept->params, kept->table, kept->context, kept->environment,
+                           kept->grad_enabled, kept->fallback, guard}) {
     Py_INCREF(object);
   }
   const auto function = reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call));

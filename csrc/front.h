@@ -4,9 +4,6 @@
 
 namespace relu2ir {
 
-// dispatch_state() -> (included, excluded): torch's thread-local dispatch keys, or None when this torch hides them.
-PyObject* dispatch_state(PyObject* module, PyObject*);
-
 // forget() drops what the fronts remember: the tables of choices changed.
 PyObject* forget(PyObject* module, PyObject*);
 

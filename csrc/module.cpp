@@ -6,6 +6,7 @@
 #include "bindings.h"
 #include "direct.h"
 #include "front.h"
+#include "guard.h"
 
 namespace relu2ir {
 
@@ -88,6 +89,7 @@ PyMethodDef METHODS[] = {
     {"register_op", register_op, METH_VARARGS, "Make torch know an op's kernel."},
     {"kernel", kernel, METH_VARARGS, "An op's kernel without torch's dispatcher."},
     {"front", front, METH_VARARGS, "The builtin that answers an op's common call."},
+    {"guard", guard, METH_VARARGS, "The builtin that tells plain eager execution."},
     {"forget", forget, METH_NOARGS, "Drop what the fronts remember."},
     {"dispatch_state", dispatch_state, METH_NOARGS, "torch's dispatch keys in this thread, or None."},
     {nullptr, nullptr, 0, nullptr},

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from relu2ir.errors import ProviderError, SaveError
+from relu2ir.fastguard import is_plain
 from relu2ir.guards import NotPlain, not_plain
 from relu2ir.inplace import check_writable, writing
 from relu2ir.layout import kernel_shape_problem, logical_shape
@@ -206,20 +207,22 @@ def _gradient(spec: OpSpec, what: str) -> OpSpec:
 @cache
 def _function(spec: OpSpec, what: str, forward: Kernel, backward: Kernel) -> Kernel:
     """``forward`` with its gradient: keeps ``what`` for ``backward``, unless that must itself be differentiable."""
-    gradient, saves_inputs = _gradient(spec, what), what == "input"
-    count, plain = len(spec.inputs), provider("native", "").lower(gradient.differentiable)
+    gradient, keeps_inputs, plain = _gradient(spec, what), what == "input", is_plain()
+    count, differentiable = len(spec.inputs), provider("native", "").lower(gradient.differentiable)
     indices, broadcasts = gradient.gradient_outputs, [input.layout.broadcast for input in spec.inputs]
+    one_each, takes_params, no_gradients = not any(broadcasts), bool(spec.params), (None,) * len(spec.params)
 
     # Without setup_context: 2.9 to 7 us a call against 19 to 26.
     class Recorded(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
-            if spec.params:
+            if takes_params:
                 ctx.params = args[count:]
-            if saves_inputs:
+            if keeps_inputs:
                 ctx.save_for_backward(*args[:count])
                 return forward(*args)
-            ctx.shapes = [tensor.shape for tensor in args[:count]]
+            if not one_each:
+                ctx.shapes = [tensor.shape for tensor in args[:count]]
             result = forward(*args)
             if spec.writes_input:
                 ctx.mark_dirty(result)
@@ -228,20 +231,26 @@ def _function(spec: OpSpec, what: str, forward: Kernel, backward: Kernel) -> Ker
 
         @staticmethod
         def backward(ctx: Any, grad: torch.Tensor) -> Any:
-            tensors, params = ctx.saved_tensors, ctx.params if spec.params else ()
-            why = not_plain((grad, *tensors))
+            tensors, params = ctx.saved_tensors, ctx.params if takes_params else ()
             # create_graph (the second derivative), vmapped gradients: plain PyTorch.
-            fused = not torch.is_grad_enabled() and (why is None or why.traced)
-            grads = (backward if fused else plain)(grad, *tensors, *params)
+            fused = not torch.is_grad_enabled() and (plain(grad, *tensors) or _is_traced((grad, *tensors)))
+            grads = (backward if fused else differentiable)(grad, *tensors, *params)
             grads = grads if isinstance(grads, tuple | list) else (grads,)
+            if one_each:
+                return (*grads, *no_gradients)
             # A broadcast input's gradient is summed to its shape, in float32 for half types, as torch.sum does.
-            shapes = [tensor.shape for tensor in tensors] if saves_inputs else ctx.shapes
+            shapes = [tensor.shape for tensor in tensors] if keeps_inputs else ctx.shapes
             of_inputs = [
                 None if not needed else grads[index].sum_to_size(shape) if broadcast else grads[index]
                 for index, shape, broadcast, needed in zip(indices, shapes, broadcasts, ctx.needs_input_grad)
             ]
-            return (*of_inputs, *(None for _ in params))
+            return (*of_inputs, *no_gradients)
 
     Recorded.__name__ = Recorded.__qualname__ = f"{spec.name}_recorded"
     # The C-level apply: 5.1 us against 6.9. The Python one adds the functorch case, which `not_plain` has ruled out.
     return super(torch.autograd.Function, Recorded).apply
+
+
+def _is_traced(tensors: Sequence[torch.Tensor]) -> bool:
+    why = not_plain(tensors)
+    return why is not None and why.traced

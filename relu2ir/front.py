@@ -11,13 +11,12 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from relu2ir import eager, overrides
+from relu2ir.fastguard import plain_builtin
 from relu2ir.providers.compiled import load
 from relu2ir.spec import Layout, OpSpec
 
@@ -29,10 +28,12 @@ def front(spec: OpSpec, python: Callable[..., Any], traced: Callable[..., Any]) 
 
     ``python`` is the whole rule, ``traced`` what Dynamo traces instead of the builtin.
     """
-    compiled, _ = load()
-    inference = _inference_state(compiled)
-    if inference is None:
+    plain = plain_builtin()
+    if plain is None:
         return python
+    compiled, _ = load()
+    if compiled.forget not in eager.on_forget:
+        eager.on_forget.append(compiled.forget)
     params = [f"{name}={value!r}" for name, value in spec.params.items()]
     signature = ", ".join([*(input.name for input in spec.inputs), "*", *params, "provider=None", "save=None"])
     builtin = compiled.front(
@@ -43,11 +44,9 @@ def front(spec: OpSpec, python: Callable[..., Any], traced: Callable[..., Any]) 
         eager.table(spec),
         overrides.context_get,
         vars(overrides),
-        vars(forward_ad),
-        (torch.Tensor, torch.nn.Parameter, torch.strided),
-        (torch._C._len_torch_function_stack, torch.is_grad_enabled, torch.Tensor.is_neg),
+        torch.is_grad_enabled,
         python,
-        inference,
+        plain,
     )
     _for_dynamo.append((builtin, traced))
     if "torch._dynamo" in sys.modules:
@@ -55,19 +54,6 @@ def front(spec: OpSpec, python: Callable[..., Any], traced: Callable[..., Any]) 
     elif not any(isinstance(finder, _AfterDynamo) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AfterDynamo())
     return builtin
-
-
-@cache
-def _inference_state(compiled: Any) -> tuple[int, int] | None:
-    """torch's dispatch keys within ``torch.inference_mode``, where plain execution is served too.
-
-    None where there is no extension, one that an older checkout built, or a torch that hides its dispatch keys.
-    """
-    if not hasattr(compiled, "front") or compiled.dispatch_state() is None:
-        return None
-    eager.on_forget.append(compiled.forget)
-    with torch.inference_mode():
-        return compiled.dispatch_state()
 
 
 def _substitute() -> None:

@@ -325,7 +325,7 @@ def compiled_targets(x, providers, **kwargs):
 @pytest.mark.parametrize(
     ("x", "targets", "last"),
     [
-        (X, ["relu2ir_picky.relu_squared.default"], 3),
+        (X, ["relu2ir_picky.relu_squared.or_native"], 3),
         (torch.tensor([-2, 4]), ["relu2ir.relu_squared.default"], 16),
         (torch.tensor([[5.0]]), ["relu2ir.relu_squared.default"], 25),
     ],

@@ -19,7 +19,7 @@ LAYERS = {
     "spec": 2, "names": 2, "schema": 2, "specfile": 2, "yamltree": 2, "layout": 2, "binaries": 2, "packaged": 2,
     "specexpr": 2, "overrides": 3, "registry": 3, "saving": 3, "guards": 3, "inplace": 3, "oracle": 3, "operands": 3,
     "providers": 4,
-    "eager": 5, "counting": 5, "front": 5, "library": 5, "compilecache": 5, "nn": 5,
+    "fastguard": 5, "eager": 5, "counting": 5, "front": 5, "library": 5, "compilecache": 5, "nn": 5,
     "fx": 6,
     "codegen": 7, "building": 7, "inductor": 7, "testing": 7, "check": 7, "demo": 7, "__main__": 7, "": 7,
 }  # fmt: skip
