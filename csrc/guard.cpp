@@ -37,17 +37,25 @@ struct Guard {
   PyObject* function_modes;  // how many TorchFunctionModes are active
   PyObject* is_neg;          // of a tensor
   PyObject* strided;         // the layout torch.strided
-  DispatchState inference;   // the state of plain execution within torch.inference_mode
+  DispatchState accepted[8];  // states of plain execution beside the default: of inference mode, of a backward
+  int count;
   PyObject *name_level, *name_layout, *name_is_nested;
 };
+
+static bool is_accepted(const Guard& guard, const DispatchState& state) {
+  if (state == DispatchState{0, 0}) return true;
+  for (int i = 0; i < guard.count; ++i) {
+    if (state == guard.accepted[i]) return true;
+  }
+  return false;
+}
 
 int plain(const Guard& guard, PyObject* const* args, Py_ssize_t count) {
   for (Py_ssize_t i = 0; i < count; i++) {
     PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(args[i]));
     if (type != guard.tensor && type != guard.parameter) return 0;
   }
-  const DispatchState& state = *current_state();
-  if (!(state == DispatchState{0, 0}) && !(state == guard.inference)) return 0;
+  if (!is_accepted(guard, *current_state())) return 0;
   PyObject* level = PyDict_GetItemWithError(guard.forward_ad, guard.name_level);
   if (!level || PyLong_AsLong(level) >= 0) return 0;
   Ref modes(PyObject_CallNoArgs(guard.function_modes));
@@ -80,13 +88,11 @@ PyMethodDef METHOD = {"plain", reinterpret_cast<PyCFunction>(reinterpret_cast<vo
 }  // namespace
 
 PyObject* guard(PyObject*, PyObject* args) {
-  unsigned long long included, excluded;
   Guard made{};
-  if (!PyArg_ParseTuple(args, "O!(OOO)(OO)(KK)", &PyDict_Type, &made.forward_ad, &made.tensor, &made.parameter,
-                        &made.strided, &made.function_modes, &made.is_neg, &included, &excluded)) {
+  if (!PyArg_ParseTuple(args, "O!(OOO)(OO)", &PyDict_Type, &made.forward_ad, &made.tensor, &made.parameter,
+                        &made.strided, &made.function_modes, &made.is_neg)) {
     return nullptr;
   }
-  made.inference = DispatchState{included, excluded};
   made.name_level = PyUnicode_InternFromString("_current_level");
   made.name_layout = PyUnicode_InternFromString("layout");
   made.name_is_nested = PyUnicode_InternFromString("is_nested");
@@ -104,10 +110,14 @@ const Guard* as_guard(PyObject* callable) {
   return static_cast<const Guard*>(PyCapsule_GetPointer(self, NAME));
 }
 
-PyObject* dispatch_state(PyObject*, PyObject*) {
-  const DispatchState* state = current_state();
-  if (!state) Py_RETURN_NONE;
-  return Py_BuildValue("(KK)", state->included, state->excluded);
+PyObject* accept(PyObject*, PyObject* callable) {
+  Guard* guard = const_cast<Guard*>(as_guard(callable));
+  if (!guard) return nullptr;
+  // The GIL is held: no other thread reads or writes.
+  if (guard->count < 8 && !is_accepted(*guard, *current_state())) guard->accepted[guard->count++] = *current_state();
+  Py_RETURN_NONE;
 }
+
+PyObject* sees_dispatch_state(PyObject*, PyObject*) { return PyBool_FromLong(current_state() != nullptr); }
 
 }  // namespace relu2ir

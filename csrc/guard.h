@@ -6,9 +6,12 @@ namespace relu2ir {
 
 struct Guard;
 
-// guard(forward_ad's dictionary, (Tensor, Parameter, strided), (count of function modes, is_neg), dispatch keys of
-// inference mode) -> builtin plain(*tensors) -> bool
+// guard(forward_ad's dictionary, (Tensor, Parameter, strided), (count of function modes, is_neg)) -> builtin
+// plain(*tensors) -> bool
 PyObject* guard(PyObject*, PyObject* args);
+
+// accept(plain): torch's dispatch keys of this moment are those of plain execution too.
+PyObject* accept(PyObject*, PyObject* plain);
 
 // What such a builtin asks by; null with a Python error set when `callable` is something else.
 const Guard* as_guard(PyObject* callable);
@@ -19,7 +22,7 @@ int plain(const Guard& guard, PyObject* const* args, Py_ssize_t count);
 // Whether an operand is strided, neither sparse nor nested; -1 on an error.
 int is_strided(const Guard& guard, PyObject* operand);
 
-// torch's dispatch keys in this thread, or None where it hides them.
-PyObject* dispatch_state(PyObject*, PyObject*);
+// sees_dispatch_state() -> whether this torch shows its dispatch keys.
+PyObject* sees_dispatch_state(PyObject*, PyObject*);
 
 }  // namespace relu2ir

@@ -90,8 +90,9 @@ PyMethodDef METHODS[] = {
     {"kernel", kernel, METH_VARARGS, "An op's kernel without torch's dispatcher."},
     {"front", front, METH_VARARGS, "The builtin that answers an op's common call."},
     {"guard", guard, METH_VARARGS, "The builtin that tells plain eager execution."},
+    {"accept", accept, METH_O, "Take torch's dispatch keys of this moment for plain execution too."},
     {"forget", forget, METH_NOARGS, "Drop what the fronts remember."},
-    {"dispatch_state", dispatch_state, METH_NOARGS, "torch's dispatch keys in this thread, or None."},
+    {"sees_dispatch_state", sees_dispatch_state, METH_NOARGS, "Whether this torch shows its dispatch keys."},
     {nullptr, nullptr, 0, nullptr},
 };
 

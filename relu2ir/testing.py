@@ -78,6 +78,11 @@ class Cell:
         """The op whose inputs the cell is given: the gradient from the result is called by what leads to it."""
         return self.spec if self.direction == FORWARD else library.find(self.op).backward
 
+    @property
+    def unsaved(self) -> str | None:
+        """Why the op has no gradient from its result in this type, or None."""
+        return output_problem(library.find(self.op), self.dtype)
+
     def unavailable(self) -> str | None:
         """Why this cell cannot run here: no such device, or the provider's own reason; None when it can."""
         device = device_of(self.platform)
@@ -85,8 +90,7 @@ class Cell:
         if device is None:
             return provider.missing() or f"this machine has no device of platform '{self.platform}'"
         _, tensors = next(inputs(self.reads, self.dtype, device))
-        unsaved = output_problem(self.spec, self.dtype) if self.direction == FROM_OUTPUT else None
-        return unsaved or provider.refuses(self.reads, tensors) or provider.missing()
+        return provider.refuses(self.reads, tensors) or provider.missing()
 
     def check(self) -> None:
         """Run every arrangement; AssertionError that lists each wrong one. unittest.SkipTest where it cannot run."""
@@ -110,10 +114,10 @@ class Cell:
         _soil_freed_memory(tensors[0])
         results = self.run(tensors)
         params = list(self.spec.params.values())
-        read = self._read(before)
-        problems = mismatches(self.spec, [*read, *params], results, self.dtype if provider.plain else None)
+        args = [*self._read(before), *params]
+        problems = mismatches(self.spec, args, results, self.dtype if provider.plain else None)
         # Plain PyTorch is its own fake; autograd's formulas choose other strides than a derived one.
-        strides = [] if provider.plain else self._strides(read)
+        strides = [] if provider.plain else self._strides(self._read(tensors))
         for result, stride in zip(results, strides):
             if stride is None or result.numel() == 0:
                 continue
@@ -177,4 +181,4 @@ def cells(
     ops = ops if ops is not None else [spec.qualname for spec in library.specs()]
     providers = providers if providers is not None else list(registry.PROVIDERS)
     every = (Cell(*axes, many) for axes in product(platforms, providers, ops, DTYPES, DIRECTIONS))
-    return [each for each in every if each.direction != FROM_OUTPUT or library.find(each.op).grad_from_output]
+    return [each for each in every if each.direction != FROM_OUTPUT or not each.unsaved]

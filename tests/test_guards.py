@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import relu2ir
-from relu2ir import eager, registry
+from relu2ir import eager, fastguard, registry
 from relu2ir.registry import Provider
 
 X = torch.tensor([-1.0, 0.5, 3.0])
@@ -180,3 +180,20 @@ def test_an_explicit_request_is_refused_where_only_plain_pytorch_can_run(transfo
         transform(lambda x: relu2ir.ops.relu_squared(x, provider="sevens"))(X)
     with relu2ir.use(providers="sevens,native"):
         transform(relu2ir.ops.relu_squared)(X)
+
+
+@pytest.mark.needs("cpp")
+def test_dispatch_keys_that_the_rule_calls_plain_are_learnt_but_not_those_of_autocast():
+    """Within a backward torch 2.11 has other keys than outside."""
+    x, plain = torch.randn(3), fastguard.plain_builtin()
+    if plain is None:
+        pytest.skip("this torch hides its dispatch keys")
+    ask = fastguard.is_plain()
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)
+    with torch._C._ExcludeDispatchKeyGuard(keys):
+        assert ask(x)
+        assert plain(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert not ask(x)
+            assert not plain(x)
+    assert not ask(x.to_sparse())
