@@ -34,8 +34,9 @@ from relu2ir.spec import OpSpec
 BUILD_VARIABLE = "RELU2IR_BUILD"
 CHOICES = ("auto", "cuda", "hip", "cpp", "none")
 # No fast math: contraction alone changes the result of a multiply and add. That floating-point exceptions need not be
-# raised changes no value, and lets the compiler vectorise a choice.
-CXX_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-trapping-math", "-fvisibility=hidden")
+# raised, nor errno set, changes no value, and lets the compiler vectorise a choice and a root.
+EXACT_FLAGS = ("-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno")
+CXX_FLAGS = ("-std=c++17", "-O3", *EXACT_FLAGS, "-fvisibility=hidden")
 NVCC_FLAGS = ("-std=c++17", "-O3", "--fmad=false", "-Xcompiler=-fPIC,-ffp-contract=off,-fvisibility=hidden")
 HIPCC_FLAGS = (*CXX_FLAGS, "-x", "hip", "-fPIC")
 CUDA_ARCHS, ROCM_ARCHS = ("80", "90", "100", "120"), ("gfx90a",)

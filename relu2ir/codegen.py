@@ -25,7 +25,7 @@ def generate(specs: Sequence[OpSpec], gpu: bool) -> dict[str, str]:
     """
     every = _with_gradients(specs)
     files = {
-        "functors.h": _header(["<cmath>", '"scalar.h"'], "relu2ir::functors", map(functor, every)),
+        "functors.h": _header(['"elementary.h"'], "relu2ir::functors", map(functor, every)),
         "entry_points.h": _header(['"plan.h"'], "relu2ir::entry", map(_entry_points, every)),
         "bindings.h": _bindings(specs, every),
     }

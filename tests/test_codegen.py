@@ -64,7 +64,7 @@ RELU_SQUARED = """\
 struct relu_squared {{
   static constexpr int inputs = 1, outputs = 1, params = 0;
   RELU2IR_HD static constexpr bool uniform(int) {{ return false; }}
-  template <class C>
+  template <class M = Elementary<false>, class C>
   RELU2IR_HD static void apply(const C* in, C* out, const double*) {{
     const C x = in[0];
     const auto v0 = x <= C(0) ? C(0) : x;
@@ -79,7 +79,7 @@ LIMITED = """\
 struct limited {{
   static constexpr int inputs = 2, outputs = 1, params = 1;
   RELU2IR_HD static constexpr bool uniform(int) {{ return false; }}
-  template <class C>
+  template <class M = Elementary<false>, class C>
   RELU2IR_HD static void apply(const C* in, C* out, const double* params) {{
     const C gate = in[0];
     const C up = in[1];

@@ -175,6 +175,30 @@ def test_any_strides_give_the_values_and_strides_of_torch(x: torch.Tensor, dtype
 
 
 @pytest.mark.needs("cpp")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("columns", [511, 512, 513, 1100])
+def test_rows_longer_than_a_block_are_done_to_the_end(dtype: torch.dtype, columns: int) -> None:
+    """As they lie, in every second column, and with two operands that lie differently."""
+    whole = torch.randn(3, 2 * columns).to(dtype)
+    for x in (whole[:, :columns], whole[:, ::2]):
+        assert torch.equal(raw("relu_squared")(x), torch.square(torch.relu(x)))
+        result = raw("relu_mul")(x, whole[:, 1::2])
+        assert torch.equal(
+            result,
+            (torch.relu(x).float() * whole[:, 1::2].float()).to(dtype)
+            if dtype.itemsize == 2
+            else torch.relu(x) * whole[:, 1::2],
+        )
+
+
+@pytest.mark.needs("cpp")
+@pytest.mark.parametrize("offset", [0, 1])
+def test_results_of_huge_pages_hold_the_values(offset: int) -> None:
+    x = torch.randn((8 << 20) // 4 + 3)[offset:]
+    assert torch.equal(raw("relu_squared")(x), torch.square(torch.relu(x)))
+
+
+@pytest.mark.needs("cpp")
 @hypothesis.given(x=views(), reverse=st.booleans())
 def test_operands_may_be_strided_against_each_other(x: torch.Tensor, reverse: bool) -> None:
     grad = torch.randn(x.shape[::-1]).permute(tuple(reversed(range(x.dim())))) if reverse else torch.ones_like(x)
