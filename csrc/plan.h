@@ -3,6 +3,7 @@
 // dimensions by the strides, merges those that lie alike in all operands, and leaves rows of columns:
 //   flat   one row, all strides 1          dense tensors, whatever their order of dimensions
 //   rows   all column strides 1            slices, halves, broadcast rows (a row stride of 0)
+// Pairs count as such where their tensor does: both parts, whose own strides are 2, are read together.
 //   other  any strides                     stepped, expanded, transposed against each other
 // A vector is an operand whose strides are 0 but for the last; a scalar has none and is loaded once, apart.
 #pragma once
@@ -124,7 +125,7 @@ struct Plan {
   int64_t sizes[MAX_DIMS];
   char* data[N];
   int64_t strides[N][MAX_DIMS];
-  bool unit = true;     // every column stride is 1
+  bool unit = true;     // columns follow each other: every stride is 1, of a pair's parts 2
   bool aligned = true;  // every row of every operand begins on a vector's boundary
 
   bool flat() const { return dims == 1 && unit; }
@@ -185,7 +186,12 @@ Plan<N> plan_over(const View (&operands)[N], int64_t item_bytes) {
   for (int k = 0; k < N; ++k) {
     plan.data[k] = operands[k].data;
     if (F::uniform(k)) continue;
-    if (plan.column_stride(k) != 1) plan.unit = false;
+    const bool second = k > 0 && F::paired(k - 1);
+    if (plan.column_stride(k) != (F::paired(k) || second ? 2 : 1)) plan.unit = false;
+    if (second) {  // beside the first, unless the columns of the plan are another dimension than the pairs'
+      if (operands[k].data != operands[k - 1].data + item_bytes) plan.unit = false;
+      continue;
+    }
     if (reinterpret_cast<uintptr_t>(operands[k].data) % VECTOR_BYTES != 0) plan.aligned = false;
     for (int d = 0; d < plan.dims - 1; ++d) {
       if (plan.strides[k][d] * item_bytes % VECTOR_BYTES != 0) plan.aligned = false;

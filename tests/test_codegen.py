@@ -64,6 +64,7 @@ RELU_SQUARED = """\
 struct relu_squared {{
   static constexpr int inputs = 1, outputs = 1, params = 0;
   RELU2IR_HD static constexpr bool uniform(int) {{ return false; }}
+  RELU2IR_HD static constexpr bool paired(int) {{ return false; }}
   template <class M = Elementary<false>, class C>
   RELU2IR_HD static void apply(const C* in, C* out, const double*) {{
     const C x = in[0];
@@ -79,6 +80,7 @@ LIMITED = """\
 struct limited {{
   static constexpr int inputs = 2, outputs = 1, params = 1;
   RELU2IR_HD static constexpr bool uniform(int) {{ return false; }}
+  RELU2IR_HD static constexpr bool paired(int operand) {{ return operand == 0; }}
   template <class M = Elementary<false>, class C>
   RELU2IR_HD static void apply(const C* in, C* out, const double* params) {{
     const C gate = in[0];

@@ -33,6 +33,29 @@ void call(bool wide, const void* const* in, void* const* out, long n) {
 }
 extern "C" SEEN bool wide() { return has_avx2(); }
 """
+# Whether the columns of pairs, of these sizes and strides, follow each other in one plan.
+PAIRS = """
+#include <cstdio>
+#include <cstdlib>
+#include "plan.h"
+using namespace relu2ir;
+struct Pairs {
+  static constexpr int inputs = 2, outputs = 1;
+  static constexpr bool uniform(int) { return false; }
+  static constexpr bool paired(int operand) { return operand == 0; }
+};
+int main(int, char** argument) {
+  static float memory[4096];
+  View whole;
+  whole.data = reinterpret_cast<char*>(memory);
+  whole.dims = 2;
+  for (int d = 0; d < 2; ++d) whole.sizes[d] = atoi(argument[1 + d]), whole.strides[d] = atoi(argument[3 + d]);
+  View result = part_of(whole, Layout::pairs, 0, 4);
+  dense_strides(part_of(whole, Layout::pairs, 0, 4), result.strides);
+  const View operands[] = {part_of(whole, Layout::pairs, 0, 4), part_of(whole, Layout::pairs, 1, 4), result};
+  printf("%d\\n", plan_over<Pairs>(operands, 4).unit);
+}
+"""
 # Functions of which each float has one value, within 2 ulp of the exact one; their square is there to be exact.
 FUNCTIONS = ("exp", "expm1", "log1p", "tanh", "erf", "erfc")
 
@@ -102,3 +125,15 @@ def test_operations_that_are_exact_have_the_same_bits_in_every_loop(loops: ctype
         assert torch.equal(avx2.isnan(), nan)
         word = {4: torch.int32, 8: torch.int64}[dtype.itemsize]
         assert torch.equal(plain.view(word)[~nan], avx2.view(word)[~nan])
+
+
+@pytest.mark.needs("cxx")
+def test_pairs_are_read_together_only_where_they_lie_side_by_side(tmp_path: Path) -> None:
+    (tmp_path / "pairs.cpp").write_text(PAIRS)
+    program = tmp_path / "pairs"
+    command = [*building.compiler(), "-std=c++17", f"-I{CSRC}", str(tmp_path / "pairs.cpp"), "-o", str(program)]
+    subprocess.run(command, check=True)
+    together = {(8, 32, 32, 1): 1, (8, 32, 40, 1): 1, (8, 2, 2, 1): 1, (16, 8, 2, 32): 0, (8, 2, 2, 100): 0}
+    for place, expected in together.items():
+        found = subprocess.run([program, *map(str, place)], check=True, capture_output=True, text=True).stdout
+        assert int(found) == expected, place

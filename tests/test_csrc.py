@@ -68,17 +68,18 @@ def test_kernels_read_and_write_whole_vectors(arch: str, op: codegen.OpSpec, tmp
         scalars = sum(input.layout is Layout.scalar and input.name in read for input in spec.inputs)
         each = len(read.intersection(spec.parts)) - scalars
         mine = {name: text for name, text in kernels.items() if f"{len(spec.name)}{spec.name}E" in name}
-        # In each of four types: flat, rows of vectors, rows of single elements.
-        assert len(mine) == 12
+        # In each of four types: flat, and rows in aligned vectors, in vectors from anywhere on, of single elements.
+        assert len(mine) == 16
         for name, text in mine.items():
-            whole = "Li1EEEv" not in name
-            wide = re.findall(r"ld\.global\.(v4\.\w32|v2\.\w64)", text)
-            assert len(wide) == whole * each, name
+            single, anywhere = "AccessE2" in name, "AccessE1" in name
+            wide = len(re.findall(r"ld\.global\.(v4\.\w32|v2\.\w64)", text))
+            # From anywhere on a second one holds the rest.
+            assert wide == (0 if single else 2 * each if anywhere else each), name
             if "4flat" in name:  # before it branches to a vector or a tail; again in neither
-                single = re.findall(r"ld\.global\.(?:nc\.)?[uf]\d+|bra", text)
-                assert single.index("bra") == scalars, name
-                assert (len(single) - single.count("bra") - scalars) % each == 0, name
-            assert len(re.findall(r"st\.global\.v4\.b32", text)) == whole * len(spec.exprs), name
+                loads = re.findall(r"ld\.global\.(?:nc\.)?[uf]\d+|bra", text)
+                assert loads.index("bra") == scalars, name
+                assert (len(loads) - loads.count("bra") - scalars) % each == 0, name
+            assert len(re.findall(r"st\.global\.v4\.b32", text)) == (0 if single else len(spec.exprs)), name
 
 
 @pytest.mark.needs("nvcc")

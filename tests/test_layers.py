@@ -174,6 +174,8 @@ def test_every_template_table_has_the_whole_vocabulary_and_nothing_else(target):
     module = __import__(f"relu2ir.providers.{target}", fromlist=["TEMPLATES"])
     # Kernels write a primitive that has a formula by it; plain PyTorch calls its own function.
     by_formula = {name for name, row in PRIMITIVES.items() if row.formula and target != "native"}
+    if target == "compiled":  # of sigmoid half types need fewer digits than its formula gives
+        by_formula -= {"sigmoid"}
     assert set(module.TEMPLATES) == set(PRIMITIVES) - by_formula
 
 

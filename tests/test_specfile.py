@@ -1,5 +1,6 @@
 """Reading spec files: what a good one means, and what is said about a bad one, word for word."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -484,3 +485,42 @@ def test_a_problem_of_a_broadcast_input(inputs, expected):
 def test_what_an_expression_may_not_say_names_the_way_out(expr, message):
     _, _, caret = said_of(f"inputs: [x], expr: '{expr}'")
     assert caret.lstrip(" ^") == message
+
+
+# ** gradients that a file declares, and what a backward keeps **
+
+GATED = "{x: {halves: [gate, up]}}"
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ("{inputs: [x], expr: relu(x), grad: relu(z)}", "unknown name 'z'"),
+        ("{inputs: [x], expr: relu(x), grad_from_output: 2 * x * grad}", "unknown name 'x'"),
+        ("{inputs: [x, y], expr: x * y, grad: grad * y}", "must give each of x, y its gradient, as a mapping"),
+        ("{inputs: [x, y], expr: x * y, grad: {x: grad * y}}", "gives no gradient of 'y'"),
+        ("{inputs: [x], expr: relu(x), grad: {x: 2 * grad, z: 3 * grad}}", "op 'f' has no 'z'"),
+        ("{inputs: [x], expr: relu(x), grad: [x]}", "'grad' must be a mapping"),
+        (f"{{inputs: {GATED}, expr: gate * up, grad_from_output: {{gate: y * grad, up: grad * y}}}}", "result alone"),
+        ("{inputs: [x], params: {y: 1}, expr: x * y, grad_from_output: y * grad}", "rename the param"),
+        ("{inputs: [x], expr: relu(x), save: output}", "needs 'grad_from_output'"),
+        ("{inputs: [x], expr: relu(x), save: outptu}", "unknown save 'outptu'; did you mean 'output'?"),
+        ("{inputs: [x], expr: relu(x), save: 1}", "save must be text"),
+    ],
+)  # fmt: skip
+def test_a_wrong_gradient_or_save_is_told_in_words(entry, problem):
+    with pytest.raises(SpecError, match=re.escape(problem)) as raised:
+        read_text(f"ops:\n  f: {entry}\n")
+    assert len(raised.value.problems) == 1
+
+
+def test_a_declared_gradient_is_part_of_the_definition_and_replaces_the_derived_one():
+    plain = read_text("ops: {f: {inputs: [x], expr: square(relu(x))}}").ops[0]
+    nicer = read_text("ops: {f: {inputs: [x], expr: square(relu(x)), grad: 2 * relu(x) * grad}}").ops[0]
+    kept = read_text("ops: {f: {inputs: [x], expr: square(relu(x)), grad_from_output: 2 * sqrt(y) * grad}}").ops[0]
+    assert len({plain.hash, nicer.hash, kept.hash}) == 3
+    assert str(nicer.backward.exprs[0]) == "2 * relu(x) * grad"
+    assert kept.backward.exprs == plain.backward.exprs
+    assert kept.backward_from_output.formula == "f_backward_from_output(grad, y) = 2 * sqrt(y) * grad"
+    assert kept.in_place.schema == "f_(Tensor(a!) x) -> Tensor(a!)"
+    assert plain.backward_from_output is None and plain.in_place is None

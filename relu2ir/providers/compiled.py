@@ -12,6 +12,7 @@ from functools import cache, partial
 from importlib import import_module
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
+from itertools import accumulate
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 TEMPLATES = (
     {name: f"{{0}} {symbol} {{1}}" for name, (symbol, _) in OPERATORS.items()}
     | {name: f"std::{name}({{0}})" for name in ("abs", "sqrt")}
-    | {name: f"M::{name}({{0}})" for name in ("exp", "expm1", "log1p", "tanh", "erf", "erfc")}
+    | {name: f"M::{name}({{0}})" for name in ("exp", "expm1", "log1p", "tanh", "erf", "erfc", "sigmoid")}
     | dict.fromkeys(("minimum", "clamp_max"), "{1} < {0} ? {1} : {1} != {1} ? {1} : {0}")
     | dict.fromkeys(("maximum", "clamp_min"), "{1} > {0} ? {1} : {1} != {1} ? {1} : {0}")
     | {"neg": "-{0}", "where": "{0} ? {1} : {2}", "square": "{0} * {0}", "relu": "{0} <= C(0) ? C(0) : {0}"}
@@ -60,12 +61,17 @@ def functor(spec: OpSpec) -> str:
     scalars = [part for input in spec.inputs if input.layout is Layout.scalar for part in input.parts]
     uniform = " || ".join(f"input == {spec.parts.index(name)}" for name in scalars)
     argument = "int input" if uniform else "int"
+    layouts = [*(input.layout for input in spec.inputs), *(output.layout for output in spec.outputs)]
+    begins = accumulate((2 if layout.packed else 1 for layout in layouts), initial=0)
+    paired = " || ".join(f"operand == {at}" for at, layout in zip(begins, layouts) if layout is Layout.pairs)
+    paired_argument = "int operand" if paired else "int"
     lines = [
         f"// {_describe(spec)}",
         f"// definition {spec.hash}",
         f"struct {spec.name} {{",
         f"  static constexpr int inputs = {len(spec.parts)}, outputs = {len(held)}, params = {len(spec.params)};",
         f"  RELU2IR_HD static constexpr bool uniform({argument}) {{ return {uniform or 'false'}; }}",
+        f"  RELU2IR_HD static constexpr bool paired({paired_argument}) {{ return {paired or 'false'}; }}",
         "  template <class M = Elementary<false>, class C>",
         f"  RELU2IR_HD static void apply(const C* in, C* out, {params}) {{",
         *reads,
