@@ -1,17 +1,20 @@
-"""Drop each guard of the pass by itself, and see whether random programs come out wrong.
+"""Drop each guard of the pass by itself, and see whether what is written down or random programs come out wrong.
 
-``PYTHONPATH=.:tests python tests/guards_dropped.py [NAME ...]``: for each ``if`` of the modules below that ends in a
-return, and for each alternative of a refusal and each part of a requirement, the condition is taken away (a refusal
-never refuses, a requirement always holds) and a corpus of random programs is fused again. A guard is seen if one of
-them then fails, or if sites are lost: without it the pass refuses more. What is not seen is printed, and makes the run
-fail unless `UNSEEN` says why.
+``PYTHONPATH=.:tests python tests/guards_dropped.py [--written] [--jobs N] [NAME ...]``: for each ``if`` of the modules
+below that ends in a return, and for each alternative of a refusal and each part of a requirement, the condition is
+taken away (a refusal never refuses, a requirement always holds). Then the corpus of spellings is fused again, and one
+of random programs unless ``--written``. A guard is seen if of a spelling another op is made (another reason is counted
+apart), if a program comes out wrong, or if it loses a site: without it the pass refuses more. What is not seen is
+printed, and makes the run fail unless `UNSEEN` says why.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import inspect
 import itertools
+import multiprocessing
 import random
 import sys
 import time
@@ -21,10 +24,14 @@ from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any
 
+import test_spelling_corpus as spelling
 import torch
 from graph_outcomes import Subject, quiet, subject
 from random_graphs import Impossible, drawn
+from spelling_corpus import CORPUS as SPELLINGS
+from torch import fx
 
+import relu2ir
 from relu2ir.fx import alias, between, check, match, packing, reading, shapes, spellings
 from relu2ir.fx.report import FuseResult
 
@@ -32,6 +39,7 @@ MODULES: tuple[ModuleType, ...] = (check, match, shapes, between, packing, alias
 CORPUS = {"with_values": 350, "symbolic_trace": 100, "dynamo": 100, "export": 20}
 SEED = 1
 UNSEEN: dict[str, str] = {}
+REASON = "only another reason:"
 
 
 @dataclass(frozen=True)
@@ -125,11 +133,15 @@ def without(guard: Guard) -> Iterator[None]:
         code = next(each for each in code.co_consts if isinstance(each, CodeType) and each.co_name == name)
         function = inspect.getattr_static(function, name)
     function = getattr(function, "func", getattr(function, "fget", function))  # a cached or a plain property
+    forget = getattr(function, "cache_clear", lambda: None)
+    function = inspect.unwrap(function)
     before, function.__code__ = function.__code__, code
+    forget()
     try:
         yield
     finally:
         function.__code__ = before
+        forget()
 
 
 def texts(results: list[FuseResult]) -> list[str]:
@@ -167,24 +179,94 @@ def effect(programs: list[tuple[Subject, list[str]]]) -> str | None:
     return f"sites are lost in {lost} programs" if lost else None
 
 
-def main(names: list[str]) -> int:
+@dataclass(frozen=True)
+class Spelling:
+    """A spelling in one kind of graph; ``judged`` is what the whole pass makes of it."""
+
+    name: str
+    graph: fx.GraphModule
+    judged: tuple[list[str], list[str]]
+
+
+def judgement(graph: fx.GraphModule) -> tuple[list[str], list[str]]:
+    """The ops found, and the codes of the near misses."""
+    result = relu2ir.fuse(graph)
+    return sorted(site.spec.name for site in result.sites), sorted(miss.reason for miss in result.near_misses)
+
+
+def as_written() -> list[Spelling]:
+    found = []
+    for entry, capture in itertools.product(SPELLINGS, (spelling.symbolic, spelling.dynamo, spelling.exported)):
+        x = torch.randn(3, 8, dtype=getattr(torch, entry.dtype))
+        try:
+            graph = capture(spelling.module_of(entry).to(x.dtype), x)
+        except Exception:  # not every spelling can be captured in each way
+            continue
+        found.append(Spelling(f"{capture.__name__}: {entry.text}", graph, judgement(graph)))
+    return found
+
+
+def judged_otherwise(written: list[Spelling]) -> str | None:
+    """The first spelling of which another op is made, or none; else the first that is refused for another reason."""
+    only_reason = None
+    for each in written:
+        try:
+            now = judgement(each.graph)
+        except Exception as error:
+            return f"{each.name} raises {type(error).__name__}"
+        if now[0] != each.judged[0]:
+            return f"{each.name} gives {now[0]}, not {each.judged[0]}"
+        if now != each.judged and only_reason is None:
+            only_reason = f"{REASON} {each.name} gives {now[1]}, not {each.judged[1]}"
+    return only_reason
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="only the guards whose text has one of these")
+    parser.add_argument("--written", action="store_true", help="leave out the random programs")
+    parser.add_argument("--jobs", type=int, default=1)
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    start, unseen = time.monotonic(), []
+    start = time.monotonic()
+    every = itertools.chain.from_iterable(map(guards, MODULES))
+    chosen = [guard for guard in every if not args.names or any(name in str(guard) for name in args.names)]
     with quiet():
-        programs = corpus()
-        print(f"{len(programs)} programs in {time.monotonic() - start:.0f} s", flush=True)
-        assert effect(programs) is None
-        for guard in itertools.chain.from_iterable(map(guards, MODULES)):
-            if names and not any(name in str(guard) for name in names):
-                continue
-            with without(guard):
-                found = effect(programs)
-            if found is None and str(guard) not in UNSEEN:
-                unseen.append(guard)
-            print(f"{guard}\n    {(found or UNSEEN.get(str(guard), 'NOT SEEN'))[:90]}", flush=True)
-    print(f"{len(unseen)} not seen, {time.monotonic() - start:.0f} s")
+        written, programs = as_written(), [] if args.written else corpus()
+        print(f"{len(written)} spellings, {len(programs)} programs in {time.monotonic() - start:.0f} s", flush=True)
+        assert judged_otherwise(written) is None and effect(programs) is None
+
+        def seen(index: int) -> str | None:
+            with without(chosen[index]):
+                how = judged_otherwise(written)
+                return (effect(programs) or how) if how is None or how.startswith(REASON) else how
+
+        _JUDGE.append(seen)
+        with multiprocessing.get_context("fork").Pool(args.jobs) as pool:
+            found = pool.imap(_judge, range(len(chosen)))
+            unseen, reasons = [], []
+            for guard, how in zip(chosen, found):
+                if how is not None and how.startswith(REASON):
+                    reasons.append(guard)
+                if how is None and str(guard) not in UNSEEN:
+                    unseen.append(guard)
+                text = " ".join((how or UNSEEN.get(str(guard), "NOT SEEN")).split())
+                print(f"{guard}\n    {text[:110]}", flush=True)
+    for module in MODULES:
+        name, of = module.__name__.rpartition(".")[2], [guard for guard in chosen if guard.module is module]
+        missed, told = (sum(guard.module is module for guard in those) for those in (unseen, reasons))
+        wrong = len(of) - missed - told
+        print(f"{name:10} {len(of):3} guards: {wrong:3} wrong, {told:3} told otherwise, {missed:3} not seen")
+    print(f"{len(unseen)} of {len(chosen)} not seen, {time.monotonic() - start:.0f} s")
     return bool(unseen)
 
 
+_JUDGE: list[Any] = []  # what the forked processes call: a closure cannot be sent to them
+
+
+def _judge(index: int) -> str | None:
+    return _JUDGE[0](index)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

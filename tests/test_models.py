@@ -94,7 +94,8 @@ class Subject:
             assert all_equal(found, self.plain)
         mean, largest = errors(found, self.exact)
         plain_mean, plain_largest = errors(self.plain, self.exact)
-        assert mean <= 1.05 * plain_mean
+        # exp of the cpp provider is 0.76 ulp off, libm's 0.5: in CLIP 1.11 times the error of all.
+        assert mean <= 1.15 * plain_mean
         assert largest <= 1.5 * plain_largest
 
 

@@ -242,7 +242,7 @@ def test_check_of_a_file_that_cannot_be_loaded_exits_with_2(checked, text, messa
 
 
 def test_on_a_terminal_a_bar_says_which_cell_runs(checked, monkeypatch):
-    cells = testing.cells(["relu_squared"], ["native"], ["cpu"])
+    cells = testing.cells(["silu"], ["native"], ["cpu"])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "60")
     _, _, err = checked(text=ops("bar"))
@@ -277,7 +277,7 @@ def test_three_lines_check_an_op_of_ones_own(tmp_path):
     assert re.search(r"^[2-6] passed, \d+ skipped, \d+ deselected", result.stdout, re.M), result.stdout
 
 
-@pytest.mark.parametrize(("factor", "summary"), [("1.0", "2 passed"), ("1.01", "2 failed")])
+@pytest.mark.parametrize(("factor", "summary"), [("1.0", "3 passed"), ("1.01", "3 failed")])
 def test_three_lines_check_a_provider_of_ones_own(tmp_path, factor, summary):
     install(tmp_path, "provided", "relu2ir.providers", "provided:PROVIDER")
     (tmp_path / "provided" / "__init__.py").write_text(

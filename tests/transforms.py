@@ -31,6 +31,10 @@ class Transform:
     kernels: bool
     slow: bool = False  # it compiles for seconds
 
+    @property
+    def compiles(self) -> bool:
+        return self.name.startswith(("compile", "export"))
+
 
 TRANSFORMS: dict[str, Transform] = {}
 
